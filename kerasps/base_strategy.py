@@ -150,6 +150,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         for_num_ps = getattr(partitioner, "for_num_ps", None)
         if for_num_ps is not None:
             partitioner = for_num_ps(host.num_ps)
+        self._protocol = getattr(cluster_resolver, "rpc_layer", None)
         super().__init__(cluster_resolver, partitioner)
         theirs: Any = self._extended
         self._extended: Extended = host.make_extended(self, cluster_resolver, partitioner)
@@ -179,7 +180,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         # devices.
         self._num_workers = len(self._host.description.jobs["worker"])
         self._num_ps = self._host.num_ps
-        self._host.connect(getattr(self._cluster_resolver, "rpc_layer", None))
+        self._host.connect(self._protocol)
 
     def _note_closing(self, closed_by: str) -> None:
         """Note that the cluster is closing: later errors are reported with that cause."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import DTypeLike
 from kerasps import _compat
 from kerasps._private_names import CENTRAL
 from kerasps.errors import UnsupportedError
+from kerasps.variables.xla import graph_for_xla
 
 
 class CentralStorageStrategy(tf.distribute.Strategy):
@@ -133,12 +135,12 @@ class CentralVariable(_Convertible, _compat.MirroredVariable):
     """
 
     def _get_replica(self, replica_id: int) -> Any:
-        return self._primary
+        return self.values[0]
 
     @property
     def handle(self) -> Any:
         """The handle of the only value."""
-        return self._primary.handle
+        return self.values[0].handle
 
     def _update_replica(
         self, update_fn: Callable[..., object], value: tf.Tensor, **kwargs: object
@@ -189,6 +191,7 @@ class CentralStorageExtended(_compat.MirroredExtended):
         # The first compute device sums the gradients, and only the sum goes to the parameter
         # device. With all-reduce every device would compute a sum that only one of them needs.
         super().__init__(strategy, compute_devices, tf.distribute.ReductionToOneDevice())
+        self._strategy = weakref.ref(strategy)
         self._parameter_device = parameter_device
 
     @property
@@ -209,7 +212,7 @@ class CentralStorageExtended(_compat.MirroredExtended):
                 return [next_creator(**kwargs)]
 
         return _compat.create_mirrored_variable(
-            self._container_strategy(),
+            self._strategy(),
             create,
             {tf.VariableSynchronization.ON_WRITE: CentralVariable},
             {},
@@ -224,8 +227,7 @@ class CentralStorageExtended(_compat.MirroredExtended):
         self, fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> Any:
         devices = {*self._devices, self._parameter_device}
-        graph = tf.compat.v1.get_default_graph()
-        is_compiled = getattr(fn, "_jit_compile", False) or _compat.in_xla_context(graph)
+        is_compiled = getattr(fn, "_jit_compile", False) or graph_for_xla() is not None
         if is_compiled and len(devices) > 1:
             raise UnsupportedError(
                 "XLA compiles a step for one device, and the steps of this CentralStorageStrategy "

@@ -16,6 +16,7 @@ from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.description.worker_devices import FIRST_CPU, WorkerDevices
 from kerasps.cluster.members.membership import Membership, WorkerInfo
+from kerasps.coordinator import Coordinator
 from kerasps.inputs import Input, InputArguments, as_input
 from kerasps.step import Mode, TracedStep
 from kerasps.step.running.replica_run import run_in_graph
@@ -103,7 +104,7 @@ class CoordinatorHost(BaseHost):
         coordinator = self.coordinator
         self.scheduled_calls = calls = ScheduledCalls(self)
         self._port = CoordinatorPort(coordinator)
-        self._port.replace_failure_handler(self.membership, calls)
+        self._port.take_over(self.membership, calls)
         self.extended.stand_ins = StandIns(self.extended.mutex)
         self.extended.replica_runner = functools.partial(run_in_graph, self, calls)
 
@@ -135,7 +136,7 @@ class CoordinatorHost(BaseHost):
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """The `ClusterCoordinator` of the strategy."""
-        return tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        return Coordinator(self.strategy)
 
     def hangs(self, ps: int) -> bool:
         """Return True if a ps counts as lost because it does not answer."""

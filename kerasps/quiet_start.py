@@ -160,7 +160,7 @@ def _watch_first_use() -> None:
 
     # TensorFlow prints these lines once in a process.
     with contextlib.suppress(ImportError):  # the strategy raises the error about versions
-        if is_quiet() and _compat.eager_context()._physical_devices is None:
+        if is_quiet():
             # The second one prints only an INFO message for each GPU.
             contexts = type(_compat.eager_context())
             methods = [contexts._initialize_physical_devices, contexts.ensure_initialized]

@@ -18,7 +18,6 @@ from kerasps._private_names import (
 )
 from kerasps.hooks import (
     backups,
-    coordinators,
     devices,
     functions,
     models,
@@ -29,19 +28,17 @@ from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 
 _VARIABLE, _OPTIMIZER, _MODEL = "keras:Variable", "keras:optimizers.Optimizer", "keras:Model"
 _TAPE = "tensorflow:GradientTape"
-_COORDINATOR = "tensorflow:distribute.coordinator.ClusterCoordinator"
 _BACKUP = "keras:callbacks.BackupAndRestore"
 _ARCHIVE = "keras:export.ExportArchive"
 
 _WHOLE_FILES = "renames a file when it is complete, and writes large variables in chunks"
-_DAMAGED = "Keras reports a damaged file as missing"
+_LOADING = "reads large variables in chunks; Keras reports a damaged file as missing"
 _LARGE_ENTRIES = "writes and reads large variables in chunks of rows"
 _RESUMING = "the ps write their variables, and `fit` resumes at the step of the backup"
 _EXPORTING = "functions traced during an export are for a SavedModel, which has no cluster"
 _STEPS = "runs steps of a model of ours on the workers, or as plain Python if it is eager"
 _BATCH = "a step of a model of ours runs on the coordinator, and pushes to the ps"
 _ADOPTING = "adopts a variable that was made elsewhere when a step uses it"
-_UNTUNED = "a worker that deletes an iterator does not wait for the thread that tunes it"
 _IN_STEP = "in a step, assigns to our variable; Keras would assign to the storage"
 
 # One call per row, as a table.
@@ -114,28 +111,17 @@ PATCHES: tuple[Patch, ...] = (
     Patch("keras_rnn", "_is_gpu_available", devices.is_gpu_available,
           RECURRENT, "a step uses cuDNN's kernels only if its device is a GPU", KERAS),
     # Custom loops.
-    Patch(_COORDINATOR, "schedule", coordinators.schedule, CUSTOM_LOOPS,
-          "called by a callback, waits for the steps of `fit` first", TENSORFLOW),
-    Patch(_COORDINATOR, "join", coordinators.join, CUSTOM_LOOPS,
-          "does not wait for lost tasks, and its errors name them", TENSORFLOW),
-    Patch(_COORDINATOR, "create_per_worker_dataset", coordinators.create_per_worker_dataset,
-          CUSTOM_LOOPS, _UNTUNED, TENSORFLOW),
-    Patch("multi_device_iterator_ops", "_create_device_dataset", coordinators.create_device_dataset,
-          CUSTOM_LOOPS, _UNTUNED, TENSORFLOW),
-    Patch("Closure", "__init__", coordinators.make_closure, CUSTOM_LOOPS,
-          "runs a scheduled function that trains outside `strategy.run` in it", TENSORFLOW),
-    Patch("Closure", "execute_on", coordinators.execute, CUSTOM_LOOPS,
-          "applies each update of a scheduled function once, also when workers are lost",
+    Patch("multi_device_iterator_ops", "_create_device_dataset", devices.create_dataset,
+          CUSTOM_LOOPS,
+          "a worker that deletes an iterator does not wait for the thread that tunes it",
           TENSORFLOW),
     # Files.
-    Patch("saving_api", "load_model", saving.load_whole_model, FILES, _DAMAGED, KERAS),
-    Patch("saving_lib", "save_model", saving.save_model, FILES, _WHOLE_FILES, KERAS),
+    Patch("saving_api", "save_model", saving.save_model, FILES, _WHOLE_FILES, KERAS),
+    Patch("saving_api", "load_model", saving.load_model, FILES, _LOADING, KERAS),
     Patch("saving_lib", "save_weights_only", saving.save_weights, FILES, _WHOLE_FILES, KERAS),
-    Patch("saving_lib", "load_model", saving.load_model, FILES, _WHOLE_FILES, KERAS),
     Patch("saving_lib", "load_weights_only", saving.load_weights, FILES, _WHOLE_FILES, KERAS),
     Patch("saving_lib", "is_memory_sufficient", saving.is_memory_sufficient, FILES,
           "keeps Keras from building large files in memory", KERAS),
-    Patch("legacy_h5_format", "save_model_to_hdf5", saving.save_model, FILES, _WHOLE_FILES, KERAS),
     Patch("H5IOStore", "__setitem__", saving.set_entry, FILES, _LARGE_ENTRIES, KERAS),
     Patch("H5IOStore", "__getitem__", saving.get_entry, FILES, _LARGE_ENTRIES, KERAS),
     Patch(_OPTIMIZER, "save_own_variables", saving.save_optimizer, FILES, _LARGE_ENTRIES, KERAS),

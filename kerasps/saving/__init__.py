@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from kerasps.saving.backups import BackupStore
 from kerasps.saving.checkpoints import make_saver, restore_checkpoint, save_checkpoint
-from kerasps.saving.damage import load_model as load_whole_model
 from kerasps.saving.keras_files import (
     back_up,
     get_entry,
@@ -30,7 +29,6 @@ __all__ = [
     "is_memory_sufficient",
     "load_model",
     "load_weights",
-    "load_whole_model",
     "make_saver",
     "restore_backup",
     "restore_checkpoint",

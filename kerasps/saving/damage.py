@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import h5py
 import tensorflow as tf
@@ -18,17 +17,6 @@ import tensorflow as tf
 _ADVICE = (
     "It is incomplete, or is another kind of file: copy or save it again, or use an earlier one."
 )
-
-
-def load_model(
-    original: Callable[..., object], filepath: object, *args: object, **kwargs: object
-) -> Any:
-    """Load a model, or raise an error that names a damaged file.
-
-    Replaces `keras.saving.load_model`, which reports a damaged file as missing.
-    """
-    with naming_damaged_file(filepath):
-        return original(filepath, *args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -52,20 +52,24 @@ def save_model(
     original: Callable[..., None],
     model: object,
     filepath: str | os.PathLike[str],
-    *args: object,
+    overwrite: bool = True,
+    zipped: bool | None = None,
     **kwargs: object,
 ) -> None:
     """Save a model of the strategy under a temporary name, and rename it when it is complete.
 
-    Replaces Keras's function behind `model.save`.
+    Replaces `keras.saving.save_model`, which is behind `model.save`.
     """
     wait_for_steps()
-    if not _writes_aside(model, filepath):
-        original(model, filepath, *args, **kwargs)
+    is_known = zipped is False or str(filepath).endswith((".keras", ".h5", ".hdf5"))
+    if not (is_known and _writes_aside(model, filepath)):  # Keras's errors name the path
+        original(model, filepath, overwrite, zipped, **kwargs)
         return
     check_not_closed("`save` of a model of the strategy")
+    if not overwrite and os.path.exists(filepath) and not _compat.ask_to_overwrite(filepath):
+        return
     with translated_errors(connected_host()), _written_aside(filepath) as partial:
-        original(model, partial, *args, **kwargs)
+        original(model, partial, True, zipped, **kwargs)
 
 
 def save_weights(
@@ -122,13 +126,15 @@ def load_weights(
             raise
 
 
-def load_model(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
+def load_model(
+    original: Callable[..., object], filepath: object, *args: object, **kwargs: object
+) -> Any:
     """Load a model, its large weights in chunks if a strategy of kerasps is current.
 
-    Replaces Keras's function behind `keras.saving.load_model`.
+    Replaces `keras.saving.load_model`, which reports a damaged file as missing.
     """
-    with _loading(is_ours(tf.distribute.get_strategy())):
-        return original(*args, **kwargs)
+    with naming_damaged_file(filepath), _loading(is_ours(tf.distribute.get_strategy())):
+        return original(filepath, *args, **kwargs)
 
 
 @contextlib.contextmanager

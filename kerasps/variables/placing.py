@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,9 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         shard_layout: str,
     ) -> None:
         super().__init__(strategy, cluster_resolver, variable_partitioner)
-        self.ledger = PlacementLedger(self._num_ps)
+        self._strategy = weakref.ref(strategy)
+        self.num_ps = len(cluster_resolver.cluster_spec().as_dict().get("ps", ()))
+        self.ledger = PlacementLedger(self.num_ps)
         self._partitioner = variable_partitioner
         self._shard_layout = shard_layout
         self._placing = _Placing()
@@ -221,7 +224,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
         if tf.executing_eagerly() or current_phase() is not None or self.replica_runner is None:
-            with tf.distribute.ReplicaContext(self._container_strategy(), 0):
+            with tf.distribute.ReplicaContext(self._strategy(), 0):
                 return fn(*_local(args), **_local(kwargs))
         return self.replica_runner(fn, _local(args), _local(kwargs))
 
@@ -244,7 +247,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             _compat.check_not_keras_2(kwargs.get("name"))
             beside = kwargs.get("colocate_with")
             # The order of ps for shards: each ps once before any gets a second shard.
-            placing.order = itertools.cycle(self.ledger.spread(self._num_ps))
+            placing.order = itertools.cycle(self.ledger.spread(self.num_ps))
             return (
                 self._create_on(beside.device, next_creator, kwargs)
                 if beside

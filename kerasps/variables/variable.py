@@ -327,7 +327,7 @@ class ParameterServerVariable(keras.Variable):
             assigned = super().assign(value)
             self._assign_stand_in()
             return assigned
-        value = self._convert_to_tensor(value, dtype=self._dtype)
+        value = keras.ops.convert_to_tensor(value, dtype=self._dtype)
         _STATE.phase.assign(self, value)
         return value
 
@@ -357,7 +357,7 @@ class ParameterServerVariable(keras.Variable):
     def assign_add(self, value: object) -> Any:
         if _compat.get_stateless_scope() is not None:
             return super().assign_add(value)
-        value = self._convert_to_tensor(value, dtype=self._dtype)
+        value = keras.ops.convert_to_tensor(value, dtype=self._dtype)
         if _STATE.phase is None:
             self._check_replica()
             note_assignment()
@@ -369,7 +369,7 @@ class ParameterServerVariable(keras.Variable):
         return self.value
 
     def assign_sub(self, value: object) -> Any:
-        return self.assign_add(-self._convert_to_tensor(value, dtype=self._dtype))
+        return self.assign_add(-keras.ops.convert_to_tensor(value, dtype=self._dtype))
 
     def _serialize_to_tensors(self) -> Any:
         return self._value._serialize_to_tensors()
@@ -414,7 +414,7 @@ class ParameterServerVariable(keras.Variable):
         # `Optimizer.apply` would run it on the worker, on the value before the update. The push
         # runs it on the ps, on the value after the update.
         current = _STATE.phase
-        return None if current is not None and current.hides_constraints else self._constraint
+        return None if current is not None and current.hides_constraints else super().constraint
 
     @constraint.setter
     def constraint(self, value: object) -> None:
@@ -424,7 +424,7 @@ class ParameterServerVariable(keras.Variable):
     def regularizer(self) -> Any:
         # Keras applies it to the variable, which would read a whole table. A phase may have only
         # some rows to apply it to.
-        current, given = _STATE.phase, self._regularizer
+        current, given = _STATE.phase, super().regularizer
         return given if current is None else current.regularizer(self, given)
 
     @regularizer.setter

@@ -27,8 +27,7 @@ def graph_for_xla(*, in_call: bool = False) -> Any:
     # of the function.
     graph, inner = tf.compat.v1.get_default_graph(), None
     while graph is not None:
-        marked = _compat.containing_xla_context(graph._get_control_flow_context()) is not None
-        if marked and not (in_call and inner is None):
+        if _compat.in_xla_context(graph) and not (in_call and inner is None):
             # A branch or a loop is a graph inside the function's.
             return graph if inner is None or type(inner).__name__ != "FuncGraph" else inner
         graph, inner = getattr(graph, "outer_graph", None), graph

@@ -114,7 +114,7 @@ class SharedExtended(Extended):
         run: Run,
     ) -> None:
         super().__init__(strategy, cluster_resolver, variable_partitioner, shard_layout)
-        self.ledger = _LastingLedger(self._num_ps)
+        self.ledger = _LastingLedger(self.num_ps)
         self.run = run
         self._new_variable = functools.partial(SharedVariable, run=run)
 

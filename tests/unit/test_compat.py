@@ -32,6 +32,7 @@ from kerasps._private_names import (
 from kerasps.hooks import PATCHES, check_patched, leave_remote_functions
 from kerasps.hooks import patch as patching
 from kerasps.hooks.patch import Patch, as_markdown
+from kerasps.training.calls.scheduled import ScheduledCall
 from kerasps.variables.placing import Extended
 
 PACKAGE = Path(kerasps.__file__).parent
@@ -101,11 +102,12 @@ OVERRIDING = {
         central_storage.CentralStorageExtended
     ],
     "tensorflow.python.distribute.values:MirroredVariable": [central_storage.CentralVariable],
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:Closure": [ScheduledCall],
 }
 
 
-def private_names_of(cls):
-    return {name for name in vars(cls) if name.startswith("_") and not name.startswith("__")}
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
 
 
 @pytest.mark.parametrize("owner", OVERRIDING)
@@ -115,10 +117,10 @@ def test_every_private_method_that_is_overridden_is_listed_as_such(owner):
     overridden = {
         name
         for cls in OVERRIDING[owner]
-        for name in private_names_of(cls) & {name for c in base.__mro__ for name in vars(c)}
+        for name in vars(cls).keys() & {name for c in base.__mro__ for name in vars(c)}
         if inspect.isfunction(vars(cls)[name]) or isinstance(vars(cls)[name], property)
     }
-    assert overridden == listed
+    assert {name for name in overridden if is_private(name)} <= listed <= overridden
     assert listed
 
 

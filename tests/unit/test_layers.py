@@ -23,7 +23,15 @@ ORDER = [
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
     "monitoring",
-    *("hooks", "base_host", "base_strategy", "coordinator_host", "strategy", "central_storage"),
+    *(
+        "hooks",
+        "base_host",
+        "base_strategy",
+        "coordinator",
+        "coordinator_host",
+        "strategy",
+        "central_storage",
+    ),
     *("metrics", "tracing", "callbacks", "evaluator", "worker_driven", "plan"),
     *("__init__", "cli"),
 ]

@@ -54,7 +54,7 @@ def has_uniform_updates(optimizer: keras.optimizers.Optimizer) -> bool:
 
 def _is_row_wise(variable: ParameterServerVariable) -> bool:
     """Return True if the constraint of `variable`, if any, is known to treat rows separately."""
-    constraint = variable._constraint
+    constraint = keras.Variable.constraint.fget(variable)
     if constraint is None or type(constraint) is keras.constraints.NonNeg:
         return True
     norms = (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.UnitNorm)

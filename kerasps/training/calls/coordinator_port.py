@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.cluster.members.membership import Membership
 from kerasps.training.calls.closed_calls import ClosedQueue
-from kerasps.training.calls.scheduled import ScheduledCalls
+from kerasps.training.calls.scheduled import Parts, ScheduledCall, ScheduledCalls
 from kerasps.training.calls.worker_recovery import WorkerRecovery
 
 _ADDING = threading.Lock()
@@ -36,8 +37,9 @@ class CoordinatorPort:
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:
         self._tf_cluster = coordinator._cluster
 
-    def replace_failure_handler(self, membership: Membership, calls: ScheduledCalls) -> None:
-        """Hand failures to `WorkerRecovery`. Call before anything is scheduled."""
+    def take_over(self, membership: Membership, calls: ScheduledCalls) -> None:
+        """Count calls, and hand failures to `WorkerRecovery`. Call before anything is scheduled."""
+        self._tf_cluster.schedule = functools.partial(_schedule, self._tf_cluster, calls)
         self._tf_cluster.failure_handler.stop()
         for thread in threading.enumerate():
             if thread.name == _HANDLER_THREAD:
@@ -108,3 +110,14 @@ class CoordinatorPort:
             yield manager
         finally:
             _compat.CancellationManagerContext(None).__enter__()
+
+
+def _schedule(
+    cluster: Any, calls: ScheduledCalls, function: object, args: object, kwargs: object
+) -> Any:
+    """Do what TensorFlow's `Cluster.schedule` does, with a call that is counted."""
+    queue = cluster.closure_queue
+    call = ScheduledCall(calls, Parts(function, queue._cancellation_mgr, args, kwargs))
+    result = call.build_output_remote_value()
+    queue.put(call)
+    return result

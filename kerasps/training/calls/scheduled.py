@@ -92,14 +92,12 @@ class Parts:
     """The parts of a closure.
 
     Attributes:
-        constructor: TensorFlow's constructor.
         function: the function that was scheduled.
         manager: the cancellation manager.
         args: the function's arguments.
         kwargs: its keyword arguments.
     """
 
-    constructor: Any
     function: Any
     manager: Any
     args: Any
@@ -107,12 +105,30 @@ class Parts:
 
     def make(self, closure: Any) -> None:
         """Construct a closure, as TensorFlow does."""
-        self.constructor(closure, self.function, self.manager, args=self.args, kwargs=self.kwargs)
+        _compat.Closure.__init__(closure, self.function, self.manager, self.args, self.kwargs)
 
 
 class _ThreadState(threading.local):
     call: _Call | None = None
     redone: PushCounts | None = None
+
+
+class ScheduledCall(_compat.base_class("Closure")):  # type: ignore[misc]
+    """A closure of TensorFlow, whose pushes are applied once.
+
+    Args:
+        calls: counts them.
+        parts: the arguments of TensorFlow's constructor.
+    """
+
+    def __init__(self, calls: ScheduledCalls, parts: Parts) -> None:
+        self._calls = calls
+        calls.make(self, parts)
+
+    def execute_on(self, worker: Any) -> None:
+        """Note the call that begins, and make it. Thread: a worker's."""
+        self._calls.begin(self, worker.worker_index)
+        super().execute_on(worker)
 
 
 class ScheduledCalls:
@@ -162,8 +178,11 @@ class ScheduledCalls:
         pushed = {ps_index(device) for device in devices}
         self._pushes[graph] = [count + (ps in pushed) for ps, count in enumerate(before)]
 
-    def make(self, closure: Any, parts: Parts) -> None:
-        """Construct a closure by TensorFlow's constructor, and note its parts."""
+    def make(self, closure: ScheduledCall, parts: Parts) -> None:
+        """Construct a closure by TensorFlow's constructor, and note its parts.
+
+        A function any part of which trains is traced as a step.
+        """
         function = parts.function
         if not isinstance(function, tf.types.experimental.PolymorphicFunction):
             parts.make(closure)
