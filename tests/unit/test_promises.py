@@ -91,8 +91,11 @@ _POLLS = "polls for a file or a state, for as long as it takes"
 _FOR_EVER = "stands for a process that does not end by itself"
 _OF_OTHERS = "a test that is not in the quick run uses it"
 REASONS = {
+    "processes/restarted_training.py on_train_batch_end: time.sleep(0.01)": _POLLS,
+    'processes/test_launch.py : while pathlib.Path(f"/proc/{pid}").exists(): time.sleep(0.01)': (
+        _POLLS
+    ),
     "processes/held_step.py kill_the_holder: time.sleep(0.01)": _POLLS,
-    "processes/restarted_training.py on_train_batch_end: time.sleep(0.5 / STEPS)": "XXX",
     "processes/test_launch.py : time.sleep(0.01)": _POLLS,
     "processes/test_launch.py : time.sleep(float(sys.argv[2]))": _OF_OTHERS,
     "processes/test_launch.py : while not (here / 'evaluating').exists(): time.sleep(0.01)": _POLLS,
@@ -100,7 +103,7 @@ REASONS = {
     "processes/test_run.py : time.sleep(0.05)  # the other may be so late that all would be over": (
         _POLLS
     ),
-    "processes/test_run.py : time.sleep(600)": _FOR_EVER,
+    "processes/test_run.py : time.sleep(3600)": _FOR_EVER,
     'processes/test_run.py : while not os.path.exists("end"): time.sleep(0.05)': _POLLS,
     "support/batch_callbacks.py on_train_batch_end: time.sleep(self.seconds)": _OF_OTHERS,
     "support/killed_and_restarted.py run: self.is_over.wait(0.005)": _OF_OTHERS,
@@ -116,7 +119,7 @@ REASONS = {
     "unit/test_inbox.py test_an_exception_of_a_signal_handler_leaves_the_inbox_usable: inbox.get("
     "1.0)": "the item is there",
     "unit/test_inbox.py test_items_come_in_their_order: inbox.get(1.0)": "the items are there",
-    "unit/test_removals.py : time.sleep(600)": _FOR_EVER,
+    "unit/test_removals.py : time.sleep(3600)": _FOR_EVER,
     "unit/test_run_end.py test_a_task_gives_up_without_a_chief: RunEndWatch(chief, PS, port=port, "
     "timeout_s=0.2, say=said.append)": "nobody answers, whenever the limit is over",
     "unit/test_run_end.py test_who_has_not_asked_is_returned: announced('127.0.0.1', free_port(), "
