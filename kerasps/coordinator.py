@@ -35,6 +35,8 @@ class Coordinator(tf.distribute.coordinator.ClusterCoordinator):
             host.scheduled_calls.join(
                 lambda timeout: self._cluster.closure_queue.wait(timeout=timeout)
             )
+            # Nothing is left to wait for. A library may have wrapped it.
+            super().join()
 
     def create_per_worker_dataset(self, dataset_fn: object) -> Any:
         """Create a dataset on each worker, with iterators that are deleted quickly."""

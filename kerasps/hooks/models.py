@@ -19,7 +19,7 @@ from kerasps.hooks.thread_state import left_as_found
 from kerasps.inputs import DatasetCreator
 from kerasps.runtime.connected import check_not_closed, connected_host, connected_strategy
 from kerasps.runtime.errors import translated_errors
-from kerasps.saving.saved_model import exporting
+from kerasps.saving.saved_model import exporting, track_stand_ins
 from kerasps.variables.adoption import adopt_model, strategy_of
 
 
@@ -108,10 +108,11 @@ def distribute_strategy(original: Original, self: keras.Model) -> Any:
     return training.StrategyOfLoop(strategy) if training.is_running_eagerly(self) else strategy
 
 
-def exported(original: Original, *args: object, **kwargs: object) -> Any:
+def exported(original: Original, obj: object, *args: object, **kwargs: object) -> Any:
     """Read our variables as a SavedModel can, in a function that traces for a SavedModel."""
     with exporting():
-        return original(*args, **kwargs)
+        track_stand_ins(obj)
+        return original(obj, *args, **kwargs)
 
 
 def naming_tasks(function: Callable[..., object]) -> Callable[..., Any]:

@@ -39,6 +39,14 @@ class _StandIn(NamedVariable):
         return self._storage._serialize_to_tensors()
 
 
+def _stand_in_of(storage: ShardedStorage) -> _StandIn:
+    # It lives as long as the storage, since functions that were traced before have captured it.
+    stand_in = getattr(storage, "stand_in", None)
+    if stand_in is None:
+        stand_in = storage.stand_in = _StandIn(storage)
+    return stand_in
+
+
 class Export:
     """The phase in which functions of a SavedModel are traced (see `variables.Phase`)."""
 
@@ -49,11 +57,7 @@ class Export:
         storage = variable.storage
         if not isinstance(storage, ShardedStorage):
             return storage
-        # It lives as long as the storage, since functions that were traced before have captured it.
-        stand_in = getattr(storage, "stand_in", None)
-        if stand_in is None:
-            stand_in = storage.stand_in = _StandIn(storage)
-        return stand_in
+        return _stand_in_of(storage)
 
     def shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
         return variable.storage.shape
@@ -84,3 +88,19 @@ def exporting() -> Iterator[None]:
     """Trace functions for a SavedModel within this context. Does nothing within a step."""
     with entering(current_phase() or Export()):
         yield
+
+
+def track_stand_ins(exported: object) -> None:
+    """Have an object that is exported track the stand-ins of the storages in its lists.
+
+    Keras 3.16 lists the storages of a model's variables there, and earlier versions the variables.
+    """
+    storages = {
+        id(element): element
+        for attribute in getattr(exported, "__dict__", {}).values()
+        if isinstance(attribute, list)
+        for element in attribute
+        if isinstance(element, ShardedStorage)
+    }
+    if storages:
+        exported.stand_ins = [_stand_in_of(storage) for storage in storages.values()]  # type: ignore[attr-defined]

@@ -354,3 +354,17 @@ def test_a_saved_model_predicts_as_its_model(strategy, tmp_path):
     loaded = tf.saved_model.load(tmp_path / "exported")
     found = loaded.serve([tf.constant(ids, tf.int32) for ids in x])
     np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
+
+
+def test_an_export_may_list_the_storages_of_variables(strategy, tmp_path):
+    # As `model.export` of Keras 3.16 does.
+    model, x = trained_model(strategy)
+    exported = tf.Module()
+    exported.variables_of_model = [variable._value for variable in model.variables]
+    exported.serve = tf.function(lambda *ids: model(list(ids)))
+    inputs = [tf.constant(ids, tf.int32) for ids in x]
+    exported.serve(*inputs)
+    tf.saved_model.save(exported, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    found = loaded.serve(*inputs)
+    np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
