@@ -64,6 +64,16 @@ def aboard() -> Iterator[None]:
             _aboard.discard(threading.get_ident())
 
 
+@contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """In this context, the end of the process waits a while for this thread's calls."""
+    _aboard.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        _aboard.discard(threading.get_ident())
+
+
 def wait_for_ending_flights() -> None:
     """Wait until no flight is ending. After that, values are in their variables.
 
