@@ -109,13 +109,13 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             if self._local_cluster is not None:
                 self._local_cluster.check_open()
             # Check for missing private names before connecting or patching anything.
-            hooks.check_patched(hooks.PATCHES)
+            missing = hooks.check_patched(hooks.PATCHES)
             _compat.warn_of_untested_versions()
             host.wait_for_tasks(connect_timeout)
             with without_info():
                 self._connect(cluster_resolver)
             remember_connected(self)
-            hooks.install(hooks.PATCHES)
+            hooks.install(hooks.PATCHES, missing)
             tell_connected(elsewhere=self._local_cluster is not None)
 
     def _check_is_wanted(self, other: object, host: BaseHost) -> None:

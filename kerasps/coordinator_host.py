@@ -18,6 +18,7 @@ from kerasps.cluster.description.worker_devices import FIRST_CPU, WorkerDevices
 from kerasps.cluster.members.membership import Membership, WorkerInfo
 from kerasps.coordinator import Coordinator
 from kerasps.inputs import Input, InputArguments, as_input
+from kerasps.runtime.calls import wait_for_calls
 from kerasps.step import Mode, TracedStep
 from kerasps.step.running.replica_run import run_in_graph
 from kerasps.strategy_arguments import Partitioner, StrategyOptions, wire_choices
@@ -25,7 +26,7 @@ from kerasps.training import Dispatching
 from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.scheduled import ScheduledCalls
 from kerasps.training.sessions.dispatcher import Dispatcher
-from kerasps.variables.flights import wait_for_calls, wait_for_flights
+from kerasps.variables.flights import wait_for_flights
 from kerasps.variables.placing import Extended
 from kerasps.variables.row_pools import RowPools
 from kerasps.variables.stand_ins import StandIns

@@ -8,7 +8,7 @@ import itertools
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,16 +82,15 @@ class Patch:
 _installed: set[tuple[int, str]] = set()
 
 
-def install(patches: Iterable[Patch]) -> None:
+def install(patches: Iterable[Patch], missing: Mapping[Feature, list[str]]) -> None:
     """Install patches, each once. Call once the process has its strategy.
 
     If something is missing of a feature, patch the functions that users call for it, to refuse it.
 
     Args:
         patches: the table.
+        missing: the names that are missing, as `check_patched` returned them.
     """
-    patches = list(patches)
-    missing = missing_of(patches)
     for patch in patches:
         if not patch.is_missing and not (patch.feature in missing and patch.feature.entries):
             function = defined_function(patch.owner, patch.name)
@@ -103,10 +102,10 @@ def install(patches: Iterable[Patch]) -> None:
             _install(owner, name, getattr(owner, name), _refusing(feature, names))
 
 
-def check_patched(patches: Iterable[Patch]) -> None:
+def check_patched(patches: Iterable[Patch]) -> dict[Feature, list[str]]:
     """Check that what kerasps needs of Keras and TensorFlow exists. Call before the first patch.
 
-    Warn of what is missing, once for all of it.
+    Warn of what is missing, once for all of it, and return it.
 
     Args:
         patches: the table.
@@ -125,6 +124,7 @@ def check_patched(patches: Iterable[Patch]) -> None:
             UserWarning,
             stacklevel=4,
         )
+    return missing
 
 
 def missing_of(patches: Iterable[Patch]) -> dict[Feature, list[str]]:

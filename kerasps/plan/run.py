@@ -90,8 +90,7 @@ def plan(
 def _prepare(num_workers: int, num_ps: int) -> None:
     """Make this process a dry run."""
     DRY_RUN.begin()
-    hooks.check_patched(PATCHES)
-    hooks.install(PATCHES)
+    hooks.install(PATCHES, hooks.check_patched(PATCHES))
     ParameterServerStrategy._host_type = PlannedHost
     LocalCluster.starts_processes = False
     ports = iter(range(1, 2 + num_workers + num_ps))

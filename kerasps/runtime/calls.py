@@ -8,6 +8,7 @@ execution. Here arguments are flat already, in the function's order.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -23,6 +24,9 @@ _MAX_TRIES = 3
 # More than the operations that an executor of a session holds.
 _MAX_ERRORS = 5
 _PAUSE_S = 0.05
+_POLL_S = 0.1
+# The threads whose calls the end of the process waits for.
+_calling: set[int] = set()
 
 
 def call_flat(
@@ -63,6 +67,30 @@ def call_uncancellable(
 
 
 @contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """In this context, the end of the process waits a while for the calls of this thread."""
+    thread = threading.get_ident()
+    is_outermost = thread not in _calling
+    _calling.add(thread)
+    try:
+        yield
+    finally:
+        if is_outermost:
+            _calling.discard(thread)
+
+
+def wait_for_calls(limit: float) -> None:
+    """Wait until no other thread is `calling`, for at most `limit` seconds.
+
+    Call before the process ends. Python ends a thread whose call returns later in a way that makes
+    TensorFlow abort the process, with another exit code (134).
+    """
+    deadline = time.monotonic() + limit
+    while _calling - {threading.get_ident()} and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
 def separate_executor() -> Iterator[None]:
     """In this context, this thread's operations do not wait for operations that were sent before.
 
@@ -74,7 +102,8 @@ def separate_executor() -> Iterator[None]:
     before, executor = context.executor, _compat.new_executor(False)
     context.executor = executor
     try:
-        yield
+        with calling():
+            yield
     finally:
         context.executor = before
         executor.clear_error()

@@ -26,7 +26,6 @@ from kerasps.saving.backup_files import Backup
 from kerasps.saving.checkpoints import sees
 from kerasps.variables import ParameterServerVariable
 from kerasps.variables.chunks import num_bytes, row_bytes
-from kerasps.variables.flights import calling
 from kerasps.variables.pooled_rows import PooledRows, assign_rows
 from kerasps.variables.sharding import ShardedStorage
 
@@ -395,7 +394,7 @@ def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
     """Call a function for each device, each in a separate thread and executor."""
 
     def call(device: str) -> None:
-        with calling(), separate_executor():
+        with separate_executor():
             function(device)
 
     with ThreadPoolExecutor(max(1, len(devices))) as pool:

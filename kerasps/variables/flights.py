@@ -27,6 +27,7 @@ from typing import Any
 
 from kerasps.checks import time_limit
 from kerasps.errors import WorkerLostError
+from kerasps.runtime.calls import calling
 from kerasps.runtime.inbox import Inbox
 from kerasps.runtime.supervision import tell_supervisor
 
@@ -40,8 +41,6 @@ _WORKER_TIMEOUT_S = 600.0
 
 # The flights that run or are ending, without those that have landed.
 _in_flight: set[Flight] = set()
-# The threads that belong to flights, also of those that were given up.
-_aboard: set[int] = set()
 
 
 class _ThreadState(threading.local):
@@ -55,23 +54,11 @@ _STATE = _ThreadState()
 def aboard() -> Iterator[None]:
     """In this context, make this thread belong to a flight, so that it waits for no flight."""
     before, _STATE.is_aboard = _STATE.is_aboard, True
-    _aboard.add(threading.get_ident())
     try:
-        yield
+        with calling():
+            yield
     finally:
         _STATE.is_aboard = before
-        if not before:
-            _aboard.discard(threading.get_ident())
-
-
-@contextlib.contextmanager
-def calling() -> Iterator[None]:
-    """In this context, the end of the process waits a while for this thread's calls."""
-    _aboard.add(threading.get_ident())
-    try:
-        yield
-    finally:
-        _aboard.discard(threading.get_ident())
 
 
 def wait_for_ending_flights() -> None:
@@ -97,17 +84,6 @@ def wait_for_flights(limit: float) -> None:
     deadline = time.monotonic() + limit
     for flight in list(_in_flight):
         flight.wait(limit=max(0.0, deadline - time.monotonic()))
-
-
-def wait_for_calls(limit: float) -> None:
-    """Wait until no flight has a call in progress, for at most `limit` seconds.
-
-    Call before the process ends. Python ends a thread whose call returns later in a way that makes
-    TensorFlow abort the process, with another exit code (134).
-    """
-    deadline = time.monotonic() + limit
-    while _aboard - {threading.get_ident()} and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
 
 
 def worker_timeout() -> float:

@@ -3,9 +3,9 @@ its own by test_promises.py.
 
     python tests/processes/held_step.py FOLDER STEPS_PER_EXECUTION
 
-A step of worker 1 has pulled, says so by the file `held`, and waits for the file `open`, which is
-there after the kill. Each weight is minus the number of its updates. Prints one JSON line behind
-`REPORT `.
+A step of worker 1 has pulled, says so by the file `held`, and waits while the file `closed` is
+there, which goes after the kill. Each weight is minus the number of its updates. Prints one JSON
+line behind `REPORT `.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
+from support.gates import wait_while_exists
 from support.unit_gradients import Ids, Outputs, Sum
 
 FOLDER, STEPS_PER_EXECUTION = Path(sys.argv[1]), int(sys.argv[2])
-HELD, OPEN = FOLDER / "held", FOLDER / "open"
+HELD, CLOSED = FOLDER / "held", FOLDER / "closed"
 NUM_EXAMPLES, BATCH_SIZE, STEPS, EPOCHS = 400, 4, 100, 2
 
 
@@ -35,17 +36,12 @@ class Gate(keras.layers.Layer):
     """Passes rows on; holds the batch whose mark is set until the gate is open."""
 
     def call(self, rows, marks):
-        def is_closed(turn):
-            # The name depends on the turn, or TensorFlow would look for the file just once.
-            name = tf.strings.join([str(OPEN), tf.strings.substr(tf.as_string(turn), 0, 0)])
-            return tf.size(tf.io.matching_files(name)) == 0
-
         def hold():
             # The rows are here: the step has pulled.
             with tf.control_dependencies([rows]):
                 held = tf.io.write_file(str(HELD), "")
             with tf.control_dependencies([held]):
-                return tf.while_loop(is_closed, lambda turn: [turn + 1], [tf.constant(0)])[0]
+                return wait_while_exists(CLOSED, tf.constant(True))
 
         waited = tf.cond(tf.reduce_any(marks > 0), hold, lambda: tf.constant(0))
         with tf.control_dependencies([waited]):
@@ -68,7 +64,7 @@ def kill_the_holder(cluster):
         time.sleep(0.01)
     cluster.kill("worker", 1)
     cluster.restart("worker", 1)
-    OPEN.touch()
+    CLOSED.unlink()
 
 
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
@@ -84,6 +80,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
             metrics=[Ids()],
             steps_per_execution=STEPS_PER_EXECUTION,
         )
+    CLOSED.touch()
     killer = threading.Thread(target=kill_the_holder, args=(cluster,))
     killer.start()
     data = kerasps.DatasetCreator(dataset_fn)

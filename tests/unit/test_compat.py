@@ -328,8 +328,8 @@ def test_what_users_call_for_a_feature_raises_an_error_that_names_what_is_missin
     patch = Patch("some_library:Model", "_gone", print, feature, "it is wanted", patching.KERAS)
     other = Patch("some_library:Model", "save", lambda original, self: 2, feature, "", "")
     with pytest.warns(UserWarning, match=r"loading: `some_library\.Model\._gone` \(it is wanted\)"):
-        check_patched([patch])
-    patching.install([patch, other])
+        missing = check_patched([patch])
+    patching.install([patch, other], missing)
     for load in (library.Model().load, library.load):
         with pytest.raises(kerasps.MissingNameError) as caught:
             load()

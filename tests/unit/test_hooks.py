@@ -81,7 +81,8 @@ def where_of(owner):
 
 
 def install(owner, *names, hook=hooked):
-    patching.install([Patch(where_of(owner), name, hook, FIT, "a test", "") for name in names])
+    patches = [Patch(where_of(owner), name, hook, FIT, "a test", "") for name in names]
+    patching.install(patches, {})
 
 
 def test_whoever_holds_a_function_calls_the_hook(library):
