@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import numbers
+import os
 import re
 import types
 import warnings
@@ -13,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
 from kerasps._private_names import FIT, Feature
 from kerasps.hooks.in_place import Original, can_be_hooked, defined_function, hook_function
 from kerasps.runtime.connected import connected_strategy
-from kerasps.variables.adoption import strategy_of
+from kerasps.variables import current_phase
+from kerasps.variables.adoption import is_ours, strategy_of
 
 # The earliest versions that the tests run with (`tox -e oldest`).
 KERAS, TENSORFLOW = (
@@ -146,11 +150,28 @@ def _refusing(feature: Feature, names: list[str]) -> Callable[..., Any]:
     """Return the hook of a function that users call for a feature that lacks names."""
 
     def refuse(original: Original, *args: object, **kwargs: object) -> Any:
-        if any(isinstance(arg, keras.Model) and strategy_of(arg) is None for arg in args):
-            return original(*args, **kwargs)  # a model of plain Keras
+        things = [arg for arg in tf.nest.flatten((args, kwargs)) if not isinstance(arg, _SETTINGS)]
+        if current_phase() is None and things and all(map(_is_without_strategy, things)):
+            return original(*args, **kwargs)
         raise _compat.moved(feature, names)
 
     return refuse
+
+
+# What an argument is that does not tell whether a call is for the strategy.
+_SETTINGS = (str, bytes, numbers.Number, os.PathLike, type(None))
+
+
+def _is_without_strategy(thing: object) -> bool:
+    """Return True for a model, layer, variable or tensor that the strategy has no part in."""
+    if isinstance(thing, keras.callbacks.Callback):
+        thing = thing.model
+    if isinstance(thing, keras.Model):
+        return strategy_of(thing) is None
+    if isinstance(thing, keras.layers.Layer):
+        return thing.built and not any(is_ours(variable) for variable in thing.variables)
+    is_tensor = isinstance(thing, (tf.Tensor, tf.SparseTensor, tf.Variable, np.ndarray))
+    return is_tensor and not is_ours(thing)
 
 
 def _install(owner: object, name: str, function: object, hook: Callable[..., object]) -> None:

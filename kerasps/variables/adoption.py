@@ -24,6 +24,7 @@ import tensorflow as tf
 from kerasps.errors import UnsupportedError
 from kerasps.runtime.connected import connected_strategy
 from kerasps.variables.phase import creating_under, entering
+from kerasps.variables.sharding import ShardedStorage
 from kerasps.variables.slots import optimizers_of
 from kerasps.variables.variable import ParameterServerVariable
 
@@ -48,6 +49,11 @@ def strategy_of(model: keras.Model) -> Any:
         or any(isinstance(v, ParameterServerVariable) for v in _state_of(model))
     )
     return strategy if is_trained else None
+
+
+def is_ours(thing: object) -> bool:
+    """Return True for a variable of the strategy, and for the storage of one in shards."""
+    return isinstance(thing, (ParameterServerVariable, ShardedStorage))
 
 
 def adopt_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:

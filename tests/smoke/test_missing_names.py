@@ -32,9 +32,23 @@ hooks.PATCHES = without(hooks.PATCHES)
 
 import kerasps
 
+
+def refused(use):
+    try:
+        use()
+    except kerasps.MissingNameError as error:
+        assert "Install a supported pair of versions" in str(error)
+        # Keras writes more around an error in a layer, and this line in bold.
+        [line] = [line for line in str(error).splitlines() if " cannot work" in line]
+        print("refused:", line.removeprefix(chr(27) + "[1m").partition(" cannot work")[0])
+
+
+cluster = kerasps.LocalCluster(num_workers=1, num_ps=1)
+earlier = tf.Variable(1.0)
+refused(lambda: kerasps.ParameterServerStrategy(cluster))
+del earlier
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    cluster = kerasps.LocalCluster(num_workers=1, num_ps=1)
     strategy = kerasps.ParameterServerStrategy(cluster)
 [warning] = [str(w.message) for w in caught if "private names are missing" in str(w.message)]
 lacking = {row.feature for row in _compat.PRIVATE_ATTRIBUTES if row.feature is not FIT}
@@ -99,10 +113,29 @@ def draws(inputs):
 def gradients():
     @tf.function
     def of_variable():
-        return tf.gradients(tf.reduce_sum(model.trainable_variables[0].value), inputs)
+        table = model.trainable_variables[0]
+        return tf.gradients(tf.reduce_sum(table.value), table)
 
-    inputs = tf.constant(1.0)
     return of_variable()
+
+
+def lookup_sparse(inputs):
+    ids = tf.sparse.from_dense(tf.ones([8, 1], "int64"))
+    table = model.trainable_variables[0].value
+    return inputs + tf.nn.embedding_lookup_sparse(table, ids, None)[:, :2]
+
+
+@tf.function
+def without_strategy(number):
+    rows = tf.nn.embedding_lookup(table, [number])
+    of_ids = tf.nn.embedding_lookup_sparse(table, tf.sparse.from_dense([[number]]), None)
+    return rows, of_ids, tf.gradients(of_ids, table)
+
+
+# What needs nothing of the strategy works.
+table = tf.Variable([[1.0], [2.0]])
+for rows in without_strategy(1)[:2]:
+    np.testing.assert_array_equal(rows, [[2.0]])
 
 
 plain.save("plain.keras")
@@ -115,9 +148,7 @@ for use in (
     lambda: checkpoint.read("checkpoint"),
     lambda: fit(run_eagerly=True),
     lambda: tf.nn.embedding_lookup(model.trainable_variables[0], [1]),
-    lambda: tf.nn.embedding_lookup_sparse(
-        model.trainable_variables[0].value, tf.sparse.from_dense([[1]]), None
-    ),
+    lambda: fit(Wrapping(lookup_sparse)),
     lambda: tf.saved_model.save(model, "saved"),
     gradients,
     lambda: fit(keras.layers.Reshape((2, 1)), keras.layers.GRU(2)),
@@ -128,16 +159,11 @@ for use in (
     lambda: model.save_weights("model.weights.h5"),
     lambda: model.fit(x, y, verbose=0, callbacks=[keras.callbacks.BackupAndRestore("backup")]),
     lambda: model.fit(x, y, verbose=0, validation_split=0.5),
+    lambda: model.fit(x, y, verbose=0, callbacks=[kerasps.Trace("trace")]),
     lambda: strategy.coordinator.schedule(print),
     lambda: model.export("exported", verbose=False),
 ):
-    try:
-        use()
-    except kerasps.MissingNameError as error:
-        assert "Install a supported pair of versions" in str(error)
-        # Keras writes more around an error in a layer, and this line in bold.
-        [line] = [line for line in str(error).splitlines() if " cannot work" in line]
-        print("refused:", line.removeprefix(chr(27) + "[1m").partition(" cannot work")[0])
+    refused(use)
 fit(keras.layers.Dense(2))  # goes on
 cluster.close()
 """
@@ -145,6 +171,7 @@ cluster.close()
 FILES = "saving and loading models"
 # In the order of the script.
 REFUSED = [
+    "an object on the cluster that was made before the strategy",
     *(FILES, FILES, FILES, "`tf.train.Checkpoint`", "`tf.train.Checkpoint`", "`run_eagerly`"),
     *("`tf.nn.embedding_lookup`", "`tf.nn.embedding_lookup`"),
     *("`Model.export` and `tf.saved_model.save`", "`tf.gradients`"),
@@ -152,6 +179,7 @@ REFUSED = [
     "a `tf.function` with AutoGraph that a step calls",
     "a function in a step that draws random numbers",
     *("`CentralStorageStrategy`", FILES, "`BackupAndRestore`", "`validation_split`"),
+    "traces of tasks",
     *("`ClusterCoordinator.schedule`", "`Model.export` and `tf.saved_model.save`"),
 ]
 
