@@ -346,8 +346,6 @@ PRIVATE_ATTRIBUTES: tuple[Row, ...] = (
     Row("_server_def", _CONTEXT, FIT, "reset when connecting fails"),
     Row("ensure_initialized", _CONTEXT, FIT, "TensorFlow's function to connect calls it"),
     Row("config", _CONTEXT, FIT, "the options that TensorFlow runs with"),
-    Row("_initialize_physical_devices", _CONTEXT, MESSAGES,
-        "prints that there is no GPU; `quiet_start` drops it"),
     Row("get_server_def", _CONTEXT, FIT, "the cluster that the context is connected to"),
     Row("set_server_def", _CONTEXT, FIT,
         "starts the server of this process", ("server_def", "keep_alive_secs")),
