@@ -29,9 +29,9 @@ from kerasps._private_names import (
     Feature,
     Row,
 )
-from kerasps.hooks import PATCHES, check_patched, leave_remote_functions
 from kerasps.hooks import patch as patching
-from kerasps.hooks.patch import Patch, as_markdown
+from kerasps.hooks.patch import Patch, as_markdown, check_patched
+from kerasps.hooks.table import PATCHES
 from kerasps.training.calls.scheduled import ScheduledCall
 from kerasps.variables.placing import Extended
 
