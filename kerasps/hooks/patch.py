@@ -90,10 +90,6 @@ def install(patches: Iterable[Patch], missing: Mapping[Feature, list[str]]) -> N
     """Install patches, each once. Call once the process has its strategy.
 
     If something is missing of a feature, patch the functions that users call for it, to refuse it.
-
-    Args:
-        patches: the table.
-        missing: the names that are missing, as `check_patched` returned them.
     """
     for patch in patches:
         if not patch.is_missing and not (patch.feature in missing and patch.feature.entries):
@@ -110,9 +106,6 @@ def check_patched(patches: Iterable[Patch]) -> dict[Feature, list[str]]:
     """Check that what kerasps needs of Keras and TensorFlow exists. Call before the first patch.
 
     Warn of what is missing, once for all of it, and return it.
-
-    Args:
-        patches: the table.
 
     Raises:
         MissingNameError: something is missing that `fit` needs.

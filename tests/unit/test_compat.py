@@ -30,6 +30,7 @@ from kerasps._private_names import (
     Row,
 )
 from kerasps.hooks import patch as patching
+from kerasps.hooks.functions import leave_remote_functions
 from kerasps.hooks.patch import Patch, as_markdown, check_patched
 from kerasps.hooks.table import PATCHES
 from kerasps.training.calls.scheduled import ScheduledCall
