@@ -14,8 +14,8 @@ from kerasps.runtime.connected import connected_strategy
 from kerasps.step import Compute
 from kerasps.variables import ParameterServerVariable, current_phase
 from kerasps.variables.adoption import adopt_variable, is_ours
-from kerasps.variables.pooled_rows import held_by
-from kerasps.variables.sharding import ShardedStorage, Sharding
+from kerasps.variables.pooled_rows import store_of
+from kerasps.variables.sharding import InBlocks, ShardedStorage
 from kerasps.variables.variable import make_parameter_server_variable
 
 
@@ -81,7 +81,7 @@ class _Rows(_compat.base_class("NativeObject")):  # type: ignore[misc]
             raise AttributeError
         if isinstance(held, ParameterServerVariable) and _storage_in_shards(held) is None:
             return held.handle
-        return held_by(held.shards[0])[0].handle
+        return store_of(held.shards[0]).holder.handle
 
 
 def lookup(original: Original, params: object, *args: object, **kwargs: object) -> Any:
@@ -201,7 +201,7 @@ def _of_tensorflow(source: object) -> ShardedStorage | None:
     if not isinstance(source, tf.__internal__.distribute.ShardedVariable):
         return None
     num_rows, num_shards = int(source.shape[0]), len(source.variables)
-    return ShardedStorage(source.variables, Sharding(num_rows, num_shards, "div"), source.name)
+    return ShardedStorage(source.variables, InBlocks(num_rows, num_shards), source.name)
 
 
 def _storage_in_shards(source: object) -> ShardedStorage | None:

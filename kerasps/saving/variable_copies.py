@@ -26,7 +26,7 @@ from kerasps.saving.backup_files import Backup
 from kerasps.saving.checkpoints import sees
 from kerasps.variables import ParameterServerVariable
 from kerasps.variables.chunks import num_bytes, row_bytes
-from kerasps.variables.pooled_rows import PooledRows, assign_rows
+from kerasps.variables.pooled_rows import PooledRows, store_of
 from kerasps.variables.sharding import ShardedStorage
 
 # A disk writes a part in a fraction of a second, and it fits into the coordinator's memory.
@@ -376,7 +376,7 @@ def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, d
             and rows[-1] in shard_rows
         ):
             begin = shard_rows.index(rows[0])
-            assign_rows(shard, range(begin, begin + len(rows)), value)
+            store_of(shard).write(range(begin, begin + len(rows)), value)
             return
     assert rows is not None  # a scalar has one shard
     storage = variable.storage

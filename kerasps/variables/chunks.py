@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import DTypeLike
 
-from kerasps.variables.pooled_rows import assign_rows, held_by
-from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
+from kerasps.variables.pooled_rows import store_of
+from kerasps.variables.sharding import InBlocks, ShardedStorage, Sharding, shards_of
 
 # Chunks cost memory: the coordinator, or each ps, holds a few at a time. A table of 1 GB is 64
 # chunks of a few calls each. With smaller chunks, round trips would dominate the time of saving.
@@ -90,27 +90,12 @@ def read_rows(storage: tf.Variable | ShardedStorage, rows: range, device: str | 
     for index, shard in enumerate(shards_of(storage)):
         places = sharding.places(index, rows)
         if len(places):
-            holder, begin = held_by(shard)
-            with tf.device(shard.device):
-                # Not `shard[...]`, which reads the whole variable first. After an update by rows
-                # TensorFlow copies on read, so this would copy the whole shard.
-                value = tf.raw_ops.ResourceGather(
-                    resource=holder.handle,
-                    indices=tf.range(begin + places.start, begin + places.stop),
-                    dtype=shard.dtype,
-                )
-            values.append(value)
+            values.append(store_of(shard).read(places))
             shard_rows.append(sharding.rows(index)[places.start : places.stop])
     with tf.device(device):
         if len(values) == 1:
             return tf.identity(values[0])
-        if sharding.layout == "div":
-            return tf.concat(values, 0)
-        order = [
-            tf.range(part.start - rows.start, part.stop - rows.start, part.step)
-            for part in shard_rows
-        ]
-        return tf.dynamic_stitch(order, values)
+        return sharding.merge(values, shard_rows, rows.start)
 
 
 def write_rows(
@@ -130,12 +115,12 @@ def write_rows(
         taken = sharding.rows(index)[places.start : places.stop]
         with tf.device(device):
             shard_value = value[taken.start - rows.start : taken.stop - rows.start : taken.step]
-        assign_rows(shard, places, shard_value)
+        store_of(shard).write(places, shard_value)
 
 
 def _sharding_of(storage: tf.Variable | ShardedStorage) -> Sharding:
     return (
         storage.sharding
         if isinstance(storage, ShardedStorage)
-        else Sharding(int(storage.shape[0]), 1, "div")
+        else InBlocks(int(storage.shape[0]), 1)
     )

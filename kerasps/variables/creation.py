@@ -16,7 +16,7 @@ from kerasps.variables.chunks import CHUNK_BYTES, chunks_of, read_rows, write_ro
 from kerasps.variables.named import make_initial
 from kerasps.variables.phase import creating_strategy, entering, strategy_of_new_variables
 from kerasps.variables.pooled_rows import PooledRows
-from kerasps.variables.sharding import ShardedStorage, Sharding
+from kerasps.variables.sharding import InBlocks, ShardedStorage, Sharding
 
 # Makes the initial value of one shard, given the sharding and the shard's index.
 InitialShard = Callable[[Sharding, int], Any]
@@ -57,7 +57,7 @@ def create_storage(
     if sharding is None or sharding.num_shards == 1:
         whole = new.shard(devices[0], shape, initial_value, name, beside[0])
         if isinstance(whole, PooledRows):
-            return ShardedStorage([whole], Sharding(shape[0], 1, "div"), name)
+            return ShardedStorage([whole], InBlocks(shape[0], 1), name)
         return whole
     shards = [
         new.shard(

@@ -23,7 +23,7 @@ from kerasps.variables.named import NamedVariable, mutex_name, on_own_task, plai
 from kerasps.variables.phase import current_phase, num_replicas
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.row_pools import RowPools
-from kerasps.variables.sharding import ShardedStorage, Sharding
+from kerasps.variables.sharding import LAYOUTS, ShardedStorage, Sharding
 from kerasps.variables.wire import WireRule
 
 # TensorFlow sends no tensor of more than 2 GiB to another task. A larger variable is split into
@@ -140,7 +140,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             )
         if count <= 1:
             return None
-        return Sharding(shape[0], count, self._shard_layout), [
+        return LAYOUTS[self._shard_layout](shape[0], count), [
             ps_device(ps) for ps in self.ledger.spread(count)
         ]
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.variables.named import NamedVariable, on_own_task, plain_variable
+from kerasps.variables.row_store import RowStore
 from kerasps.variables.tensor_like import TensorLike, new_value
 
 
@@ -36,8 +37,7 @@ class PooledRows(TensorLike):
         name: the name in messages; need not be unique.
 
     Attributes:
-        holder: as given.
-        begin: the place of the first row in the holder.
+        store: the rows, by their places in the holder.
         pool: as given.
         takes_values: whether values that this process assigns outside of steps are written.
         watched: two more variables with the holder's storage: reads of some rows go through the
@@ -48,9 +48,8 @@ class PooledRows(TensorLike):
     def __init__(
         self, holder: NamedVariable, rows: range, pool: Pool, *, trainable: bool, name: str
     ) -> None:
-        self.holder = holder
+        self.store = RowStore(holder, rows.start, str(holder.device))
         self.takes_values = holder.takes_values
-        self.begin = rows.start
         self.pool = pool
         self.trainable = trainable
         self._num_rows = len(rows)
@@ -63,7 +62,7 @@ class PooledRows(TensorLike):
 
     def _make_view(self) -> tf.Variable:
         """Return another variable with the holder's storage."""
-        holder = self.holder
+        holder = self.store.holder
         with tf.device(self.device):
             handle = tf.raw_ops.VarHandleOp(
                 dtype=holder.dtype,
@@ -91,17 +90,17 @@ class PooledRows(TensorLike):
     @property
     def dtype(self) -> tf.DType:
         """The dtype of the elements."""
-        return self.holder.dtype
+        return self.store.holder.dtype
 
     @property
     def shape(self) -> tf.TensorShape:
         """The shape of these rows together."""
-        return tf.TensorShape([self._num_rows, *self.holder.shape[1:]])
+        return tf.TensorShape([self._num_rows, *self.store.holder.shape[1:]])
 
     @property
     def device(self) -> str:
         """The device of the holder."""
-        return str(self.holder.device)
+        return self.store.device
 
     def read_value(self) -> tf.Tensor:
         """Return all rows."""
@@ -130,12 +129,12 @@ class PooledRows(TensorLike):
 
     def _touch(self) -> tf.Tensor:
         with tf.device(self.device):
-            return tf.raw_ops.VarIsInitializedOp(resource=self.holder.handle)
+            return tf.raw_ops.VarIsInitializedOp(resource=self.store.holder.handle)
 
     def assign(self, value: object, *unused: object, **unused_too: object) -> PooledRows:
         """Set all rows."""
         value = new_value(self, value)
-        on_own_task(lambda: assign_rows(self, range(self._num_rows), value), is_repeatable=True)
+        on_own_task(lambda: self.store.write(range(self._num_rows), value), is_repeatable=True)
         return self
 
     def assign_add(self, value: object, *unused: object, **unused_too: object) -> PooledRows:
@@ -159,7 +158,7 @@ class PooledRows(TensorLike):
     def _add(self, value: tf.Tensor) -> tf.Tensor:
         with tf.device(self.device):
             tf.raw_ops.ResourceScatterNdAdd(
-                ref=self.holder.handle,
+                ref=self.store.holder.handle,
                 indices=self._places()[:, None],
                 updates=value,
                 use_locking=True,
@@ -188,7 +187,7 @@ class PooledRows(TensorLike):
             places = self._checked(slices.indices)
             with tf.device(self.device):
                 values = tf.cast(slices.values, self.dtype)
-                operation(resource=self.holder.handle, indices=places, updates=values)
+                operation(resource=self.store.holder.handle, indices=places, updates=values)
 
         on_own_task(write)
         return self
@@ -214,15 +213,15 @@ class PooledRows(TensorLike):
     def _from_holder(self, gradient: tf.Tensor | tf.IndexedSlices) -> Any:
         """Return a gradient of the holder, which is of these rows only, as one of these rows."""
         if not isinstance(gradient, tf.IndexedSlices):
-            return gradient[self.begin : self.begin + self._num_rows]
-        places = gradient.indices - tf.constant(self.begin, gradient.indices.dtype)
+            return gradient[self.store.begin : self.store.begin + self._num_rows]
+        places = gradient.indices - tf.constant(self.store.begin, gradient.indices.dtype)
         shape = tf.constant(self.shape.as_list(), places.dtype)
         return tf.IndexedSlices(gradient.values, places, shape)
 
     def _places(self) -> tf.Tensor:
         """Return the places of all rows in the holder."""
         with tf.device(self.device):
-            return tf.range(self.begin, self.begin + self._num_rows)
+            return tf.range(self.store.begin, self.store.begin + self._num_rows)
 
     def _checked(self, indices: tf.Tensor) -> tf.Tensor:
         """Return the places of the rows `indices` in the holder.
@@ -244,7 +243,7 @@ class PooledRows(TensorLike):
             )
             # Without a graph, the check has run already, and `check` is None.
             with tf.control_dependencies([check] if check is not None else []):
-                return tf.identity(indices) + self.begin
+                return tf.identity(indices) + self.store.begin
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         # For a checkpoint that is written while training goes on.
@@ -260,25 +259,6 @@ class PooledRows(TensorLike):
         return f"<PooledRows '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
 
 
-def held_by(storage: tf.Variable | PooledRows) -> tuple[Any, int]:
-    """Return the `tf.Variable` that holds the rows of a shard, and the place of the first one."""
-    if isinstance(storage, PooledRows):
-        return storage.holder, storage.begin
-    return storage, 0
-
-
-def assign_rows(shard: tf.Variable | PooledRows, places: range, value: tf.Tensor) -> None:
-    """Assign contiguous rows of a shard.
-
-    Args:
-        places: their places in the shard, with a step of 1.
-    """
-    holder, begin = held_by(shard)
-    with tf.device(shard.device):
-        tf.raw_ops.ResourceStridedSliceAssign(
-            ref=holder.handle,
-            begin=[begin + places.start],
-            end=[begin + places.stop],
-            strides=[1],
-            value=value,
-        )
+def store_of(shard: tf.Variable | PooledRows) -> RowStore:
+    """Return the rows of a shard, by place: those of a variable, or some rows in a pool."""
+    return shard.store if isinstance(shard, PooledRows) else RowStore(shard, 0, shard.device)

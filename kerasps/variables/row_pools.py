@@ -102,9 +102,9 @@ class RowPool:
         if not self.is_open:
             return None
         self._settle()
-        held = self._ranges[rows.begin].holds
+        held = self._ranges[rows.store.begin].holds
         number = next(n for n in range(1, len(held) + 2) if (dtype, n) not in held)
-        return self._hold(rows.begin, (dtype, number), name, trainable=False)
+        return self._hold(rows.store.begin, (dtype, number), name, trainable=False)
 
     def _hold(
         self, begin: int, key: tuple[tf.DType, int], name: str, *, trainable: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,28 +15,46 @@ from kerasps.variables.tensor_like import TensorLike, new_value
 
 
 @dataclass(frozen=True)
-class Sharding:
+class Sharding(abc.ABC):
     """The assignment of rows (entries of the first axis) of a variable to shards.
 
     Args:
         num_rows: the number of rows of the variable.
         num_shards: the number of shards, at most `num_rows`.
-        layout: `"div"` gives each shard a contiguous range of rows. If the rows do not divide
-            evenly, the first shards get one more each, as in TensorFlow. `"mod"` assigns the rows
-            in turn, so that ids sorted by frequency spread evenly. The names are those of
-            `tf.nn.embedding_lookup`'s `partition_strategy`.
     """
 
     num_rows: int
     num_shards: int
-    layout: str
 
+    @abc.abstractmethod
     def rows(self, shard: int) -> range:
         """Return the rows of a shard, in its order."""
-        if self.layout == "mod":
-            return range(shard, self.num_rows, self.num_shards)
-        base, extra = divmod(self.num_rows, self.num_shards)
-        return range(base * shard + min(shard, extra), base * (shard + 1) + min(shard + 1, extra))
+
+    @abc.abstractmethod
+    def merge(self, values: Sequence[tf.Tensor], rows: Sequence[range], first: int) -> tf.Tensor:
+        """Return the values of contiguous rows of the variable, in order.
+
+        Args:
+            values: the values from each shard that has some of the rows.
+            rows: the rows of each of `values`.
+            first: the first of all rows.
+        """
+
+    @abc.abstractmethod
+    def locate(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the shard (int32) of each row id, and the row's place in it."""
+
+    @abc.abstractmethod
+    def locate_in_tables(
+        self, ids: tf.Tensor, table_of: tf.Tensor, num_rows: Sequence[int]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the shard of each row id of several tables in such shards, and the place in it.
+
+        Args:
+            ids: rows, each of one table.
+            table_of: the index of the table of each id.
+            num_rows: the number of rows of each table.
+        """
 
     def places(self, shard: int, rows: range) -> range:
         """Return the places in `shard` of those of `rows` that it has.
@@ -63,24 +82,72 @@ class Sharding:
 
     def join(self, shards: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the whole value, given the values of the shards in order."""
-        if self.layout == "div":
-            return tf.concat(shards, 0)
-        return tf.dynamic_stitch(
-            [tf.range(shard, self.num_rows, self.num_shards) for shard in range(self.num_shards)],
-            shards,
-        )
+        return self.merge(shards, [self.rows(shard) for shard in range(self.num_shards)], 0)
+
+
+class InBlocks(Sharding):
+    """A contiguous range of rows for each shard.
+
+    If the rows do not divide evenly, the first shards get one more each, as in TensorFlow.
+    """
+
+    def rows(self, shard: int) -> range:
+        base, extra = divmod(self.num_rows, self.num_shards)
+        return range(base * shard + min(shard, extra), base * (shard + 1) + min(shard + 1, extra))
+
+    def merge(self, values: Sequence[tf.Tensor], rows: Sequence[range], first: int) -> tf.Tensor:
+        del rows, first
+        return tf.concat(values, 0)
 
     def locate(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the shard (int32) of each row id, and the row's place in it."""
-        if self.layout == "mod":
-            return tf.cast(ids % self.num_shards, tf.int32), ids // self.num_shards
-        base, extra = divmod(self.num_rows, self.num_shards)
-        # The first `extra` shards have one more row. Each quotient is correct for shards of one
-        # height and never too high for the others, so the larger of the two is correct.
-        shard = tf.maximum(ids // (base + 1), (ids - extra) // base)
-        return tf.cast(shard, tf.int32), tf.where(
-            shard < extra, ids % (base + 1), (ids - extra) % base
-        )
+        return _locate_in_blocks(ids, *divmod(self.num_rows, self.num_shards))
+
+    def locate_in_tables(
+        self, ids: tf.Tensor, table_of: tf.Tensor, num_rows: Sequence[int]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        heights = zip(*(divmod(number, self.num_shards) for number in num_rows), strict=True)
+        base, extra = (tf.gather(tf.constant(n, ids.dtype), table_of) for n in heights)
+        return _locate_in_blocks(ids, base, extra)
+
+
+class InTurn(Sharding):
+    """The rows are dealt to the shards in turn, so that ids sorted by frequency spread evenly."""
+
+    def rows(self, shard: int) -> range:
+        return range(shard, self.num_rows, self.num_shards)
+
+    def merge(self, values: Sequence[tf.Tensor], rows: Sequence[range], first: int) -> tf.Tensor:
+        order = [tf.range(part.start - first, part.stop - first, part.step) for part in rows]
+        return tf.dynamic_stitch(order, values)
+
+    def locate(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.cast(ids % self.num_shards, tf.int32), ids // self.num_shards
+
+    def locate_in_tables(
+        self, ids: tf.Tensor, table_of: tf.Tensor, num_rows: Sequence[int]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        del table_of, num_rows
+        return self.locate(ids)
+
+
+# By the argument `shard_layout`: the names of `tf.nn.embedding_lookup`'s `partition_strategy`.
+LAYOUTS: dict[str, type[Sharding]] = {"div": InBlocks, "mod": InTurn}
+
+
+def _locate_in_blocks(
+    ids: tf.Tensor, base: int | tf.Tensor, extra: int | tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the shard of each id, and its place there.
+
+    Args:
+        ids: rows.
+        base: the number of rows of a shard.
+        extra: the number of shards, the first ones, that have one more row.
+    """
+    # Each quotient is correct for shards of one height and never too high for the others, so the
+    # larger of the two is correct.
+    shard = tf.maximum(ids // (base + 1), (ids - extra) // base)
+    return tf.cast(shard, tf.int32), tf.where(shard < extra, ids % (base + 1), (ids - extra) % base)
 
 
 class ShardedStorage(TensorLike):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from kerasps.variables.pooled_rows import PooledRows, store_of
+from kerasps.variables.row_store import RowStore
 from kerasps.variables.variable import ParameterServerVariable
 
 
@@ -27,9 +29,14 @@ class Shard:
         return hash((id(self.variable), self.index))
 
     @property
-    def storage(self) -> tf.Variable:
-        """The `tf.Variable` that holds it."""
+    def storage(self) -> tf.Variable | PooledRows:
+        """Its value on the ps, as a variable."""
         return self.variable.shards[self.index]
+
+    @property
+    def store(self) -> RowStore:
+        """Its rows, by place."""
+        return store_of(self.storage)
 
     @property
     def device(self) -> str:

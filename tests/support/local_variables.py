@@ -21,7 +21,7 @@ from kerasps.step.updates.coupled import Sent
 from kerasps.step.updates.update import Update, UpdateTensors
 from kerasps.step.updates.updating import Scalars
 from kerasps.variables import ParameterServerVariable, current_phase
-from kerasps.variables.sharding import ShardedStorage, Sharding
+from kerasps.variables.sharding import LAYOUTS, ShardedStorage
 from kerasps.variables.slots import shared_state
 
 _TF_OPTIMIZER = _compat.definer("keras:optimizers.Optimizer", "_var_key")
@@ -42,7 +42,7 @@ def make_local(variable, sharding=None):
 
 def local_variable(value, num_shards=1, layout="mod", **kwargs):
     value = np.asarray(value)
-    sharding = None if num_shards == 1 else Sharding(len(value), num_shards, layout)
+    sharding = None if num_shards == 1 else LAYOUTS[layout](len(value), num_shards)
     return make_local(keras.Variable(value, **kwargs), sharding)
 
 
@@ -50,7 +50,7 @@ def make_optimizer_local(optimizer, num_shards=1, layout="mod"):
     """Turn a built optimizer and the variables that it trains into a step's; slots lie alike."""
     for variable in [*optimizer._trainable_variables, *optimizer.variables]:
         in_shards = num_shards > 1 and len(variable.shape) > 0
-        sharding = Sharding(variable.shape[0], num_shards, layout) if in_shards else None
+        sharding = LAYOUTS[layout](variable.shape[0], num_shards) if in_shards else None
         make_local(variable, sharding)
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from kerasps.saving import checkpoints
 from kerasps.saving.checkpoints import ShardedSaver
 from kerasps.variables import chunks as pieces
-from kerasps.variables.sharding import ShardedStorage, Sharding
+from kerasps.variables.sharding import LAYOUTS, ShardedStorage
 
 VALUE = np.random.default_rng(0).normal(size=(301, 4)).astype("float32")
 # Made to look like what is searched for.
@@ -23,7 +23,7 @@ def small_pieces(request, monkeypatch):
 
 
 def storage_of(value, num_shards, layout):
-    sharding = Sharding(len(value), num_shards, layout)
+    sharding = LAYOUTS[layout](len(value), num_shards)
     shards = [tf.Variable(sharding.rows_in(value, shard)) for shard in range(num_shards)]
     return ShardedStorage(shards, sharding, "table")
 

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from kerasps.variables import chunks as pieces_module
 from kerasps.variables.chunks import StoredRows, chunks_of, num_bytes, read_rows, write_rows
-from kerasps.variables.sharding import ShardedStorage, Sharding
+from kerasps.variables.sharding import LAYOUTS, ShardedStorage
 
 VALUE = np.arange(23 * 4, dtype="float32").reshape(23, 4)
 
 
 def storage_of(value, num_shards, layout):
-    sharding = Sharding(len(value), num_shards, layout)
+    sharding = LAYOUTS[layout](len(value), num_shards)
     shards = [tf.Variable(sharding.rows_in(value, shard)) for shard in range(num_shards)]
     return ShardedStorage(shards, sharding, "table")
 

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
+from kerasps.variables.sharding import LAYOUTS, InBlocks, ShardedStorage, shards_of
 
 SHARDINGS = [
-    Sharding(num_rows, num_shards, layout)
+    LAYOUTS[layout](num_rows, num_shards)
     for layout in ("mod", "div")
     for num_rows, num_shards in [(1, 1), (7, 1), (7, 2), (7, 7), (9, 3), (100, 8)]
 ]
 
 
 def name_of(sharding):
-    return f"{sharding.layout}-{sharding.num_rows}-{sharding.num_shards}"
+    return f"{type(sharding).__name__}-{sharding.num_rows}-{sharding.num_shards}"
 
 
 @pytest.fixture(params=SHARDINGS, ids=name_of)
@@ -25,7 +25,7 @@ def sharding(request):
 
 
 def storage_of(value, num_shards, layout):
-    sharding = Sharding(len(value), num_shards, layout)
+    sharding = LAYOUTS[layout](len(value), num_shards)
     shards = [tf.Variable(sharding.rows_in(value, shard)) for shard in range(num_shards)]
     return ShardedStorage(shards, sharding, "table")
 
@@ -61,11 +61,11 @@ def test_the_parts_join_to_the_whole(sharding):
 
 def test_div_is_tensorflows_own_division():
     # What `tf.distribute` calls a partition: the first shards have the rows that are left over.
-    assert [len(Sharding(10, 3, "div").rows(shard)) for shard in range(3)] == [4, 3, 3]
+    assert [len(InBlocks(10, 3).rows(shard)) for shard in range(3)] == [4, 3, 3]
 
 
 def test_ids_of_64_bits_are_not_cut():
-    shard, place = Sharding(2**40, 2, "div").locate(tf.constant([2**39 + 5], tf.int64))
+    shard, place = InBlocks(2**40, 2).locate(tf.constant([2**39 + 5], tf.int64))
     assert (int(shard[0]), int(place[0])) == (1, 5)
 
 

@@ -15,13 +15,12 @@ from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.records.packing import Packing, brought_to
 from kerasps.step.records.specs import sent_part, sent_value
-from kerasps.step.rows.groups import GroupShard, ShardRun, TableGroup
+from kerasps.step.rows.groups import GroupShard, TableGroup
 from kerasps.step.rows.lookups import Round
 from kerasps.step.rows.row_places import RowPlaces
 from kerasps.step.rows.row_requests import RowRequest
 from kerasps.step.updates.fused import FusedVariable
 from kerasps.variables import ParameterServerVariable, Shard, call_with, shards_in
-from kerasps.variables.pooled_rows import held_by
 
 # The bytes of a part of a large model; two parts are in flight. This is enough to keep the network
 # busy while the worker's message that a part has arrived is in flight.
@@ -181,7 +180,7 @@ class DevicePull:
         # The clock is read first, so that it misses no push that is applied meanwhile.
         with tf.control_dependencies([] if clock is None else [clock]):
             places = self.places(messages)
-            rows = [[_rows_of(run, places[run]) for run in shard.runs] for shard in self.groups]
+            rows = [[run.store.gather(places[run]) for run in shard.runs] for shard in self.groups]
             return PullReply(
                 [variable.values.read_value() for variable in self._fused],
                 [shard.storage.read_value() for shard in self._dense],
@@ -397,12 +396,6 @@ class PullPhase:
         """Set `requests` and `messages` of the context, and values and tables of its replicas."""
         for round_pull in self.rounds:
             round_pull.add_to(step)
-
-
-def _rows_of(run: ShardRun, places: tf.Tensor) -> tf.Tensor:
-    """Read rows of a run, at their places in its storage."""
-    holder, _ = held_by(run.shards[0].storage)
-    return tf.raw_ops.ResourceGather(resource=holder.handle, indices=places, dtype=holder.dtype)
 
 
 def _end_to_end(

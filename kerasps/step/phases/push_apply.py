@@ -29,7 +29,8 @@ from kerasps.step.updates.fused import FusedVariable
 from kerasps.step.updates.kernels import has_kernel, update_by_kernel
 from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, finish
 from kerasps.variables import ParameterServerVariable, Shard, entering, slots_of
-from kerasps.variables.pooled_rows import held_by
+from kerasps.variables.pooled_rows import store_of
+from kerasps.variables.row_store import RowStore
 
 
 class _Rows:
@@ -71,10 +72,7 @@ class _Rows:
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
         """Return the current rows of `variable` and of its counterparts in the other tables."""
         if variable not in self._rows:
-            gathered = [
-                tf.raw_ops.ResourceGather(resource=held.handle, indices=places, dtype=held.dtype)
-                for held, places in self._held(variable)
-            ]
+            gathered = [store.gather(places) for store, places in self._stores(variable)]
             rows = gathered[0] if len(gathered) == 1 else tf.concat(gathered, 0)
             rows.set_shape([None, *variable.storage.shape[1:]])
             self._rows[variable] = rows
@@ -91,20 +89,20 @@ class _Rows:
             rows = [self._rows[variable]]
             if self._counts is not None:
                 rows = tf.split(rows[0], self._counts, num=len(self._runs))
-            for (held, places), part in zip(self._held(variable), rows, strict=True):
-                tf.raw_ops.ResourceScatterUpdate(resource=held.handle, indices=places, updates=part)
+            for (store, places), part in zip(self._stores(variable), rows, strict=True):
+                store.scatter(places, part)
 
-    def _held(self, variable: ParameterServerVariable) -> list[tuple[tf.Variable, tf.Tensor]]:
-        """Return the storage of each run of `variable` and its counterparts, and the places."""
+    def _stores(self, variable: ParameterServerVariable) -> list[tuple[RowStore, tf.Tensor]]:
+        """Return the store of each run of `variable` and its counterparts, and the places."""
         index, remaining = self._shards[0].index, iter(self._alike.get(variable, [variable]))
-        held = []
+        stores = []
         for run, places in zip(self._runs, self._places, strict=True):
             members = [next(remaining) for _ in run.shards]
-            holder, begin = held_by(members[0].shards[index])
+            store = store_of(members[0].shards[index])
             # A slot may be stored separately even if its table is in a pool.
-            move = begin - held_by(run.shards[0].storage)[1]
-            held.append((holder, places + move if move else places))
-        return held
+            move = store.begin - run.store.begin
+            stores.append((store, places + move if move else places))
+        return stores
 
 
 class OnDevice(UpdatePhase):
@@ -262,7 +260,7 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
             if update.updates_rows(shard):
                 touched = _Rows(update.update.optimizer, [run], places)
             else:
-                _, begin = held_by(shard.storage)
+                begin = run.store.begin
                 shard_places = places[run] - begin if begin else places[run]
                 gradient = tf.math.unsorted_segment_sum(
                     gradient, shard_places, shard.storage.shape[0]

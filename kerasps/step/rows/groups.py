@@ -20,7 +20,8 @@ from kerasps.step.records.specs import sent_rows
 from kerasps.step.updates.optimizers import has_uniform_updates, may_update_rows
 from kerasps.step.updates.update import Update
 from kerasps.variables import ParameterServerVariable, Shard, slots_of
-from kerasps.variables.pooled_rows import PooledRows, held_by
+from kerasps.variables.pooled_rows import PooledRows, store_of
+from kerasps.variables.row_store import RowStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ class TableGroup:
         shards = range(len(tables[0].shards))
         return cls(
             tables,
-            tuple(tuple(held_by(table.shards[i])[1] for table in tables) for i in shards),
+            tuple(tuple(store_of(table.shards[i]).begin for table in tables) for i in shards),
             tuple(
                 _run_sizes([[v.shards[i] for v in member] for member in members]) for i in shards
             ),
@@ -94,28 +95,14 @@ class TableGroup:
             return None, rows + tf.constant(moves[0], rows.dtype) if moves[0] else rows
         if table_of is not None:
             rows -= tf.gather(tf.constant(self.starts, rows.dtype), table_of)
-        shard, places = self._locate(rows, table_of)
+        if table_of is None:
+            shard, places = self.tables[0].sharding.locate(rows)
+        else:
+            shard, places = self.tables[0].sharding.locate_in_tables(rows, table_of, self.num_rows)
         if begins.any():
             number = shard * len(self.tables) + (0 if table_of is None else table_of)
             places += tf.gather(tf.constant(begins.reshape(-1), rows.dtype), number)
         return shard, places
-
-    def _locate(self, rows: tf.Tensor, table_of: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the shard of each of some rows of tables, and its place in its table's shard."""
-        sharding = self.tables[0].sharding
-        assert sharding is not None
-        if sharding.layout == "mod" or table_of is None:
-            return sharding.locate(rows)
-        # As in `Sharding.locate`, with the numbers of each row's table.
-        heights = [divmod(number, sharding.num_shards) for number in self.num_rows]
-        base, extra = (
-            tf.gather(tf.constant(numbers, rows.dtype), table_of)
-            for numbers in zip(*heights, strict=True)
-        )
-        shard = tf.maximum(rows // (base + 1), (rows - extra) // base)
-        return tf.cast(shard, tf.int32), tf.where(
-            shard < extra, rows % (base + 1), (rows - extra) % base
-        )
 
 
 @dataclass(frozen=True)
@@ -131,6 +118,11 @@ class ShardRun:
     def device(self) -> str:
         """The device of the ps that has the shards."""
         return self.shards[0].device
+
+    @property
+    def store(self) -> RowStore:
+        """The rows of the shards, by place; the first place is that of the first shard."""
+        return self.shards[0].store
 
     @property
     def spec(self) -> tf.TensorSpec:
@@ -185,7 +177,7 @@ def grouping(
         sharding = table.sharding
         layout = (
             *(table.storage.shape[1:], table.storage.dtype),
-            *(() if sharding is None else (sharding.num_shards, sharding.layout)),
+            *(() if sharding is None else (sharding.num_shards, type(sharding))),
             *(shard.device for shard in table.shards),
         )
         times = times_updated[id(table)]
@@ -217,7 +209,7 @@ def grouping(
 def _place_of(table: ParameterServerVariable) -> tuple[int, int]:
     """Return a sort key for a table: tables in no pool first, then those of each pool."""
     first = table.shards[0]
-    return (first.pool.number, first.begin) if isinstance(first, PooledRows) else (0, 0)
+    return (first.pool.number, first.store.begin) if isinstance(first, PooledRows) else (0, 0)
 
 
 def _run_sizes(members: Sequence[Sequence[tf.Variable | PooledRows]]) -> tuple[int, ...]:
@@ -242,10 +234,10 @@ def _lie_alike(
     if len(one) != len(other):
         return False
     moves = set()
-    for a, b in zip(one, other, strict=True):
-        if held_by(a)[0] is not held_by(b)[0]:
+    for a, b in zip(map(store_of, one), map(store_of, other), strict=True):
+        if a.holder is not b.holder:
             return False
-        moves.add(held_by(b)[1] - held_by(a)[1])
+        moves.add(b.begin - a.begin)
     return len(moves) == 1
 
 

@@ -37,7 +37,7 @@ def make_tables(strategy, heights=HEIGHTS, **options):
 
 
 def held_by_whom(variable):
-    return [(shard.holder.shared_name, shard.begin) for shard in variable.shards]
+    return [(shard.store.holder.shared_name, shard.store.begin) for shard in variable.shards]
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -137,8 +137,8 @@ def test_slots_lie_at_the_same_places_as_their_tables(strategy):
     for slots in (optimizer._momentums, optimizer._velocities):
         for table, slot in zip(tables, slots, strict=True):
             (held,), (of_slot,) = table.shards, slot.shards
-            assert of_slot.begin == held.begin
-            assert of_slot.holder is not held.holder
+            assert of_slot.store.begin == held.store.begin
+            assert of_slot.store.holder is not held.store.holder
             np.testing.assert_array_equal(slot.numpy(), np.zeros_like(table.numpy()))
     # A second optimizer has slots of its own.
     with strategy.scope():
@@ -196,7 +196,7 @@ def test_steps_that_were_given_up_may_write_to_no_new_table(strategy):
 def test_a_storage_is_freed_with_its_last_table(strategy):
     layers = make_tables(strategy)
     holders = {
-        (s.holder.shared_name, s.device) for layer in layers for s in layer.embeddings.shards
+        (s.store.holder.shared_name, s.device) for layer in layers for s in layer.embeddings.shards
     }
 
     def is_there(name, device):
@@ -209,7 +209,7 @@ def test_a_storage_is_freed_with_its_last_table(strategy):
     del layers
     gc.collect()
     others = {
-        (s.holder.shared_name, s.device)
+        (s.store.holder.shared_name, s.device)
         for layer in make_tables(strategy, [300])
         for s in layer.embeddings.shards
     }
@@ -286,7 +286,7 @@ def test_tables_in_runs_equal_plain_keras(
         lazy=optimizer == "adam",
     )
     shards = [shard for layer in embeddings_of(ours) for shard in layer.embeddings.shards]
-    assert len({id(s.holder) for s in shards if isinstance(s, PooledRows)}) > 1
+    assert len({id(s.store.holder) for s in shards if isinstance(s, PooledRows)}) > 1
     assert_identical(plain, ours) if optimizer in EXACT else assert_equal(plain, ours)
 
 
