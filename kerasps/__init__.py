@@ -10,8 +10,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from kerasps.quiet_start import watch_import as _watch_import
-
 if TYPE_CHECKING:
     from kerasps import metrics
     from kerasps.callbacks import BackupAndRestore, ClusterMonitor, StalenessLogger
@@ -204,9 +202,6 @@ if not TYPE_CHECKING:
             value.__module__ = __name__
         globals()[name] = value
         return value
-
-
-_watch_import()
 
 
 def __dir__() -> list[str]:

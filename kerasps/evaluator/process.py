@@ -14,7 +14,6 @@ from typing import IO, cast
 from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
 from kerasps.cluster.processes.logs import open_log
 from kerasps.cluster.processes.process import child_environment, describe_exit_code, end_with_parent
-from kerasps.script_start import with_quiet_start
 from kerasps.words import say
 
 # Set to 1 for a process whose stdin ends when the training does; nothing is ever written to it. A
@@ -59,7 +58,7 @@ class EvaluatorProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
-            env=with_quiet_start(env),
+            env=env,
             # In another session, since Ctrl-C in the terminal is for the training script.
             start_new_session=True,
             preexec_fn=end_with_parent(),

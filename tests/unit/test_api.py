@@ -26,6 +26,7 @@ def state():
     return {
         "environment": sorted(os.environ.items()),
         "path": sys.path[:],
+        "finders": [id(found) for found in (*sys.meta_path, *sys.path_hooks)],
         "signals": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
         "warnings": [str(found) for found in warnings.filters],
         "logs": [root.level, logging.root.manager.disable, len(root.handlers)],
@@ -104,6 +105,7 @@ def test_importing_the_package_does_nothing_else(tmp_path):
         ("warnings.simplefilter('ignore')", "changed"),
         ("atexit.register(print)", "changed"),
         ("open('left_behind', 'w').close()", "changed"),
+        ("sys.meta_path.append(sys.meta_path[0])", "changed"),
     ],
 )
 def test_the_probe_sees_what_an_import_could_do(statement, effect, tmp_path):

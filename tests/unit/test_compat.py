@@ -405,8 +405,6 @@ OWN_ATTRIBUTES = [
     ("eager.py", "model"),
     ("make_step.py", "model"),
     ("named.py", "NamedVariable"),
-    ("quiet_start.py", "contexts"),  # until it is first called
-    ("quiet_start.py", "contexts"),
     ("patch.py", "owner"),
     ("phase.py", "_STATE"),
     ("phase.py", "_STATE"),

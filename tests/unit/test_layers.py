@@ -19,7 +19,6 @@ REPOSITORY = Path(__file__).parents[2]
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
     *("errors", "_private_names", "_compat", "checks", "words"),
-    *("start_lines", "start_filter", "quiet_start", "script_start"),
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
     "monitoring",
@@ -73,8 +72,6 @@ LATE = {
     ("cli.commands.plan", "kerasps.plan"): "as above",
     ("cli.commands.top", "kerasps.cli.live.top_live"): "as above",
     ("cli.commands.trace", "kerasps.cli.live.trace_running"): "as above",
-    ("quiet_start", "kerasps"): "importing kerasps imports no more than it needs",
-    ("quiet_start", "kerasps.start_filter"): "as above",
     ("tracing.recording", "grpc"): "a trace alone takes so long to begin",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",

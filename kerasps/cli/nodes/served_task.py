@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+import os
 import warnings
 from collections.abc import Callable
 from typing import NoReturn
@@ -13,7 +13,6 @@ from kerasps.cluster.server import serve
 from kerasps.cluster.serving.renewal import AfterTheEnd, End, restart_process
 from kerasps.cluster.serving.run_end import RunEndWatch, wait_for_run_end
 from kerasps.errors import ClusterConfigError
-from kerasps.quiet_start import quiet_start
 from kerasps.runtime.addresses import split_address
 from kerasps.words import say
 
@@ -62,10 +61,7 @@ def serve_task(
     task = description.task
     task_name = f"{task[0]} {task[1]}"
 
-    starting = contextlib.ExitStack()
-
     def ready(port: int, address: str | None) -> None:
-        starting.close()
         say_as(
             name, f"{task_name} listens on port {port} of {address or 'every network interface'}"
         )
@@ -82,9 +78,10 @@ def serve_task(
         restart_process(port)
 
     has_coordinator = mode == "coordinator" and "chief" in description.jobs
-    with warnings.catch_warnings(), starting:
+    # TensorFlow reads it when it is imported. As in the tasks of a `LocalCluster`: errors only.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with warnings.catch_warnings():
         warnings.showwarning = _printing_as(name)
-        starting.enter_context(quiet_start())
         serve(
             description,
             bind=bind,

@@ -35,7 +35,6 @@ from kerasps.errors import ClusterConfigError
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.supervision import Notice
-from kerasps.script_start import with_quiet_start
 from kerasps.words import say
 
 # The interval at which the launcher polls tasks and script: too short for a person to notice, and
@@ -59,7 +58,7 @@ def script_environment(
     # The coordinator computes little. Without this it would take all memory of every GPU from the
     # workers.
     env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    return with_quiet_start(env)
+    return env
 
 
 class ScriptRun:

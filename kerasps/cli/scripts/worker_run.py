@@ -19,7 +19,6 @@ from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.runtime.inbox import Inbox
-from kerasps.script_start import with_quiet_start
 from kerasps.words import say
 
 # The interval at which the launcher polls the workers: too short for a person to notice, and long
@@ -109,7 +108,7 @@ class WorkerRun:
         self.close()
 
     def _start(self, worker: int) -> None:
-        env = with_quiet_start(self._cluster.worker_environment(worker))
+        env = self._cluster.worker_environment(worker)
         if worker == _CHIEF:
             # The chief's output is for the user, so only the user's setting limits it.
             env.pop("TF_CPP_MIN_LOG_LEVEL", None)

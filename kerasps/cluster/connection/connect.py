@@ -30,7 +30,6 @@ from kerasps.cluster.serving.listen_address import coordinator_listen_address
 from kerasps.cluster.serving.ping_limit import without_ping_limit
 from kerasps.cluster.serving.ports import check_port, no_server
 from kerasps.errors import TaskUnreachableError
-from kerasps.quiet_start import quiet_server_start
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.devices import COORDINATOR_JOB
 from kerasps.runtime.grpc_options import hang_limit, set_grpc_options
@@ -233,7 +232,6 @@ def _start_own_server(
     check_port(address, listens_on, own_task)
     try:
         with (
-            quiet_server_start(),
             without_ping_limit(),
             listening_on(listens_on, split_address(address)[1]),
         ):
