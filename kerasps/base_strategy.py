@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps import _compat, hooks
+from kerasps import _compat
 from kerasps.base_host import BaseHost
 from kerasps.cluster.connection.disconnection import disconnect
 from kerasps.cluster.connection.tf_info import without_info
@@ -18,6 +18,8 @@ from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.local.local_registry import local_cluster_of
 from kerasps.errors import KeraspsError
+from kerasps.hooks import patch, table
+from kerasps.hooks.functions import leave_remote_functions
 from kerasps.inputs import makes_quickly_deleted, quickly_deleted
 from kerasps.monitoring.reader import StatusReader
 from kerasps.monitoring.sockets import StatusSocket
@@ -32,7 +34,7 @@ from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.runtime.forks import check_not_forked, take_note_of_forks
 from kerasps.runtime.supervision import tell_connected
 from kerasps.step.tracing.traffic import LoadReport
-from kerasps.strategy_arguments import ShardLayout, SparseUpdates, UpdateMode
+from kerasps.strategy_arguments import StrategyOptions
 from kerasps.training import Host
 from kerasps.variables.placement import Placement
 from kerasps.variables.placing import Extended
@@ -109,13 +111,13 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             if self._local_cluster is not None:
                 self._local_cluster.check_open()
             # Check for missing private names before connecting or patching anything.
-            hooks.check_patched(hooks.PATCHES)
+            patch.check_patched(table.PATCHES)
             _compat.warn_of_untested_versions()
             host.wait_for_tasks(connect_timeout)
             with without_info():
                 self._connect(cluster_resolver)
             remember_connected(self)
-            hooks.install(hooks.PATCHES)
+            patch.install(table.PATCHES)
             tell_connected(elsewhere=self._local_cluster is not None)
 
     def _check_is_wanted(self, other: object, host: BaseHost) -> None:
@@ -196,7 +198,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         self._status_socket.close()
         self._status_reader.finish()
         if closed_by is None:
-            hooks.leave_remote_functions()
+            leave_remote_functions()
         if self._has_left:
             return
         self._has_left = True
@@ -209,7 +211,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         """Make this process forget the tasks, unless the process is ending."""
         if self._local_cluster is not None and self._local_cluster.process_ends:
             # TensorFlow would log for each function on the tasks that it cannot release it.
-            hooks.leave_remote_functions()
+            leave_remote_functions()
         else:
             disconnect(self._host.connects_to.server_addresses)
 
@@ -228,11 +230,6 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         return self._host.description
 
     @property
-    def after_ps_loss(self) -> str:
-        """The advice in the error about a lost ps."""
-        return self._host.after_ps_loss
-
-    @property
     def num_workers(self) -> int:
         """The number of tasks that do steps, lost ones included."""
         return self._host.num_workers
@@ -243,44 +240,9 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         return self._host.num_ps
 
     @property
-    def shard_layout(self) -> ShardLayout:
-        """`"mod"` or `"div"`: the rule that assigns the rows of a variable to shards."""
-        return self._host.options.shard_layout
-
-    @property
-    def sparse_updates(self) -> SparseUpdates:
-        """`"lazy"` or `"dense"`: an update of a table covers the rows of the step, or all rows."""
-        return self._host.options.sparse_updates
-
-    @property
-    def table_min_bytes(self) -> int:
-        """The size in bytes from which a variable that steps read only by rows is a table."""
-        return self._host.options.table_min_bytes
-
-    @property
-    def max_staleness(self) -> int | None:
-        """The number of steps by which a worker may lead the slowest; None for no limit."""
-        return self._host.options.max_staleness
-
-    @property
-    def overlap(self) -> bool:
-        """True if a worker pulls for its next step while the push of its last is in flight."""
-        return self._host.options.overlap
-
-    @property
-    def worker_devices(self) -> tuple[str, ...] | None:
-        """The names of the devices that compute on each worker; None for all that it has."""
-        return self._host.options.worker_devices
-
-    @property
-    def update_mode(self) -> UpdateMode:
-        """`"async"`, or `"sync"` if each update combines the gradients of all workers."""
-        return self._host.options.update_mode
-
-    @property
-    def num_backup_workers(self) -> int:
-        """The number of slowest workers that a synchronous update does not wait for."""
-        return self._host.options.num_backup_workers
+    def options(self) -> StrategyOptions:
+        """The arguments of the constructor, such as `options.update_mode`."""
+        return self._host.options
 
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None

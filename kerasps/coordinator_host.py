@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
-import keras
 import tensorflow as tf
 
 from kerasps.base_host import BaseHost
@@ -17,12 +16,12 @@ from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.description.worker_devices import FIRST_CPU, WorkerDevices
 from kerasps.cluster.members.membership import Membership, WorkerInfo
 from kerasps.inputs import Input, InputArguments, as_input
-from kerasps.step import Mode, TracedStep
 from kerasps.step.running.replica_run import run_in_graph
 from kerasps.strategy_arguments import Partitioner, StrategyOptions, wire_choices
 from kerasps.training import Dispatching
 from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.scheduled import ScheduledCalls
+from kerasps.training.contract.host import HostOfWorkers, LoopSteps
 from kerasps.training.sessions.dispatcher import Dispatcher
 from kerasps.variables.flights import wait_for_calls, wait_for_flights
 from kerasps.variables.placing import Extended
@@ -37,19 +36,15 @@ _LANDING_S = 2.0
 _CALLS_S = 5.0
 
 
-class CoordinatorHost(BaseHost):
-    """The host of a strategy whose process is the coordinator (see `training.HostOfWorkers`).
+class CoordinatorHost(BaseHost, HostOfWorkers):
+    """The host of a strategy whose process is the coordinator.
 
     Args:
         description: the cluster.
         options: the arguments of the strategy.
         cluster_resolver: returns the workers' addresses; the host asks it repeatedly.
-
-    Attributes:
-        membership: watches the tasks; set by `begin`.
     """
 
-    membership: Membership
     own_worker = None
     after_ps_loss = (
         "Start the ps again and this script with it, from the last checkpoint: "
@@ -182,15 +177,6 @@ class CoordinatorHost(BaseHost):
         """Return an input that all workers read, and the user's callbacks."""
         return as_input(data, self.num_workers, in_passes=True, **arguments), callbacks
 
-    def dispatcher(
-        self,
-        model: keras.Model,
-        mode: Mode,
-        function: TracedStep,
-        inputs: Input,
-        *,
-        collect_interval: float,
-    ) -> Dispatching:
+    def dispatcher(self, steps: LoopSteps) -> Dispatching:
         """Return the object that sends the executions of a loop to the workers."""
-        del model, mode
-        return Dispatcher(self, function, inputs, collect_interval=collect_interval)
+        return Dispatcher(self, steps)

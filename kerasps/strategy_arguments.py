@@ -74,6 +74,29 @@ class StrategyOptions:
                 )
 
 
+# The arguments of each update mode, with their values in other modes. `FitSurroundings.update_rule`
+# gives them to the mode's rule, and the rule's `admission` to the training.
+ARGUMENTS_OF_MODE: Mapping[UpdateMode, Mapping[str, object]] = {
+    "async": {"max_staleness": None, "overlap": False},
+    "sync": {"num_backup_workers": 0},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionTerms:
+    """The terms on which an update rule lets workers have steps (`training/epoch/admission.py`).
+
+    Attributes:
+        max_ahead: how many batches a worker may be ahead of the slowest; None for any number.
+        joins: whether each update waits for the steps of the workers that take part.
+        num_backups: the number of workers that such an update does not wait for.
+    """
+
+    max_ahead: int | None = None
+    joins: bool = False
+    num_backups: int = 0
+
+
 _Options = TypeVar("_Options", bound=StrategyOptions)
 
 
@@ -189,25 +212,18 @@ def checked_updates(options: _Options, num_workers: int) -> _Options:
         received=f"num_backup_workers={options.num_backup_workers!r}",
         advice="Give the number of workers that an update does not wait for; 0 waits for all.",
     )
-    if num_backups and update_mode != "sync":
-        raise ValueError(
-            "Argument `num_backup_workers` limits the workers that synchronous updates wait for, "
-            "and other updates never wait. Expected: 0, or update_mode='sync'. Received: "
-            f"num_backup_workers={num_backups!r} with update_mode={update_mode!r}. Leave one out."
-        )
+    for mode, arguments in ARGUMENTS_OF_MODE.items():
+        for name, default in arguments.items():
+            value = getattr(options, name)
+            if mode != update_mode and value != default:
+                raise ValueError(
+                    f"Argument `{name}` is for update_mode={mode!r}. Expected: {name}={default!r} "
+                    f"with update_mode={update_mode!r}. Received: {name}={value!r}. Leave one out."
+                )
     if num_backups >= num_workers:
         raise ValueError(
             "Argument `num_backup_workers` leaves no worker to wait for. Expected: less than the "
             f"{num_workers} workers of the cluster. Received: num_backup_workers={num_backups!r}. "
             "Give fewer."
         )
-    if update_mode == "sync":
-        for name, default in (("max_staleness", None), ("overlap", False)):
-            value = getattr(options, name)
-            if value != default:
-                raise ValueError(
-                    f"Argument `{name}` is for updates that workers make independently. "
-                    f"Expected: {name}={default!r} with update_mode='sync', where all workers "
-                    f"start from the same values. Received: {name}={value!r}. Leave one out."
-                )
     return replace(options, num_backup_workers=num_backups)

@@ -8,12 +8,11 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from kerasps.metrics.examples import as_examples
-from kerasps.metrics.sums import SumsMetric
+from kerasps.metrics.sums import PredictionsMetric
 
 
 @keras.saving.register_keras_serializable(package="kerasps")
-class Calibration(SumsMetric):
+class Calibration(PredictionsMetric):
     """Sum of predictions, divided by the sum of labels.
 
     1 is best. A model that predicts twice as many clicks as there are has 2. The result is NaN
@@ -48,20 +47,7 @@ class Calibration(SumsMetric):
         self._predictions = self._sum("predictions")
         self._labels = self._sum("labels")
 
-    def update_state(
-        self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None
-    ) -> None:
-        """Add a batch.
-
-        Args:
-            y_true: labels from 0 to 1, of shape `(n,)` or `(n, 1)`, or of the shape of `y_pred`.
-            y_pred: predictions, likewise.
-            sample_weight: a weight for each example. Default None: 1 for each.
-
-        Raises:
-            ValueError: the shapes do not match.
-        """
-        labels, predictions, weights = as_examples(self.name, y_true, y_pred, sample_weight)
+    def _add_examples(self, labels: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
         if self.from_logits:
             predictions = ops.sigmoid(predictions)
         self._add(self._predictions, weights * predictions)

@@ -8,12 +8,11 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from kerasps.metrics.examples import as_examples
-from kerasps.metrics.sums import SumsMetric
+from kerasps.metrics.sums import PredictionsMetric
 
 
 @keras.saving.register_keras_serializable(package="kerasps")
-class NormalizedEntropy(SumsMetric):
+class NormalizedEntropy(PredictionsMetric):
     """Cross-entropy, divided by that of a model that always predicts the mean label.
 
     Lower is better. A model that knows only the rate of clicks has 1. The mean label is that of the
@@ -52,20 +51,7 @@ class NormalizedEntropy(SumsMetric):
         self._positives = self._sum("positives")
         self._total = self._sum("total")
 
-    def update_state(
-        self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None
-    ) -> None:
-        """Add a batch.
-
-        Args:
-            y_true: labels from 0 to 1, of shape `(n,)` or `(n, 1)`, or of the shape of `y_pred`.
-            y_pred: predictions, likewise.
-            sample_weight: a weight for each example. Default None: 1 for each.
-
-        Raises:
-            ValueError: the shapes do not match.
-        """
-        labels, predictions, weights = as_examples(self.name, y_true, y_pred, sample_weight)
+    def _add_examples(self, labels: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
         if self.from_logits:
             entropies = tf.nn.sigmoid_cross_entropy_with_logits(labels, predictions)
         else:

@@ -48,10 +48,10 @@ class MonitoredHost(Host, Protocol):
         """The index of the worker that this process is; None for a coordinator."""
 
     def worker_infos(self) -> list[WorkerInfo]:
-        """Return the known state of each worker."""
+        """Return the known state of each worker that does steps."""
 
     def ps_infos(self) -> list[WorkerInfo]:
-        """Return the known state of each ps."""
+        """Return the known state of each ps, without asking the ps."""
 
 
 class StatusReader:

@@ -15,8 +15,8 @@ from typing import TextIO
 
 from rich.console import Console
 
-from kerasps import hooks
 from kerasps.cluster.local.local_cluster import LocalCluster
+from kerasps.hooks.patch import check_patched, install
 from kerasps.plan.advice import advice_for
 from kerasps.plan.errors import FirstStepReached, PlanError
 from kerasps.plan.host import FirstStep, PlannedHost
@@ -90,8 +90,8 @@ def plan(
 def _prepare(num_workers: int, num_ps: int) -> None:
     """Make this process a dry run."""
     DRY_RUN.begin()
-    hooks.check_patched(PATCHES)
-    hooks.install(PATCHES)
+    check_patched(PATCHES)
+    install(PATCHES)
     ParameterServerStrategy._host_type = PlannedHost
     LocalCluster.starts_processes = False
     ports = iter(range(1, 2 + num_workers + num_ps))

@@ -20,22 +20,22 @@ class Tasks(Protocol):
 
 
 class ClusterHost(Protocol):
-    """The part of a strategy that errors of lost tasks use: its cluster and the state of its ps."""
+    """The part of a strategy that errors of lost tasks use: its cluster and the state of its ps.
 
-    @property
-    def description(self) -> Tasks:
-        """The tasks of the cluster."""
+    Attributes:
+        description: the tasks of the cluster.
+        after_ps_loss: the advice in the error about a lost ps: a sentence or two.
+    """
 
-    @property
-    def after_ps_loss(self) -> str:
-        """The advice in the error about a lost ps: a sentence or two."""
+    description: Tasks
+    after_ps_loss: str
 
     @property
     def num_ps(self) -> int:
         """The number of ps tasks."""
 
     def hangs(self, ps: int) -> bool:
-        """Return whether a ps counts as lost because it does not answer."""
+        """Return True if a ps counts as lost because it does not answer."""
 
 
 _strategy: Any = None

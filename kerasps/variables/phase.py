@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from kerasps.runtime.forks import check_not_forked
-from kerasps.variables import flights
+from kerasps.variables.flights import wait_for_ending_flights
 
 
 class Phase(Protocol):
@@ -151,7 +151,7 @@ def wait_for_steps() -> None:
     call, _STATE.before_access = _STATE.before_access, None
     if call is not None:
         call()
-    flights.wait_for_ending_flights()
+    wait_for_ending_flights()
 
 
 def note_assignment() -> None:

@@ -7,8 +7,9 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps import _compat
@@ -23,9 +24,6 @@ from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.row_pools import RowPools
 from kerasps.variables.sharding import ShardedStorage, Sharding
 from kerasps.variables.wire import WireRule
-
-if TYPE_CHECKING:
-    from kerasps.variables.variable import ParameterServerVariable
 
 # TensorFlow sends no tensor of more than 2 GiB to another task. A larger variable is split into
 # shards of half of that, so that two fit where one did.
@@ -279,7 +277,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name
         )
 
-    def before_steps(self, variables: Iterable[ParameterServerVariable]) -> None:
+    def before_steps(self, variables: Iterable[keras.Variable]) -> None:
         """Take note that steps are about to use these `ParameterServerVariable`s.
 
         This class does nothing: one process makes variables, each with its initial value.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -13,8 +13,14 @@ from kerasps import _compat
 from kerasps.variables.named import NamedVariable, on_own_task, plain_variable
 from kerasps.variables.tensor_like import TensorLike, new_value
 
-if TYPE_CHECKING:
-    from kerasps.variables.row_pools import RowPool
+
+class Pool(Protocol):
+    """The pool that rows belong to (`row_pools.py`), which they keep alive."""
+
+    number: int
+
+    def add_slot(self, rows: PooledRows, dtype: tf.DType, name: str) -> PooledRows | None:
+        """Return the rows of a new slot of a table; None if the slot must be stored separately."""
 
 
 class PooledRows(TensorLike):
@@ -26,7 +32,7 @@ class PooledRows(TensorLike):
     Args:
         holder: the variable that holds them.
         rows: their places in the holder.
-        pool: the pool that made them; they keep it alive.
+        pool: the pool that made them.
         trainable: as for `tf.Variable`.
         name: the name in messages; need not be unique.
 
@@ -41,7 +47,7 @@ class PooledRows(TensorLike):
     """
 
     def __init__(
-        self, holder: NamedVariable, rows: range, pool: RowPool, *, trainable: bool, name: str
+        self, holder: NamedVariable, rows: range, pool: Pool, *, trainable: bool, name: str
     ) -> None:
         self.holder = holder
         self.takes_values = holder.takes_values

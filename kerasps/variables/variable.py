@@ -220,6 +220,17 @@ class ParameterServerVariable(keras.Variable):
             return None
         return None if self._is_held_by_scope() else graph_for_xla(in_call=in_call)
 
+    def _read_at_call(self) -> Any:
+        """Return the value, at a call of a function that XLA compiles; a GradientTape sees it."""
+        current = self.resolves_through()
+        if current is not None:
+            return current.read(self)
+        outer = self.compiled_graph(in_call=True)
+        if outer is None:
+            return self._value
+        note_read(self)
+        return captured_value(outer, self, self._read_at_call)
+
     def _is_held_by_scope(self) -> bool:
         scope = _compat.get_stateless_scope()
         return scope is not None and scope.get_current_value(self) is not None
@@ -246,7 +257,7 @@ class ParameterServerVariable(keras.Variable):
             compiled = self.compiled_graph()
             if compiled is None:
                 return super().value
-            value = captured_value(compiled, self)
+            value = captured_value(compiled, self, self._read_at_call)
         else:
             value = current.read(self)
         # A GradientTape sees the read of a `tf.Variable`, but not this read of a tensor.
@@ -271,7 +282,7 @@ class ParameterServerVariable(keras.Variable):
             return current.source(self)
         compiled = self.compiled_graph()
         if compiled is not None:
-            return captured_value(compiled, self)
+            return captured_value(compiled, self, self._read_at_call)
         if isinstance(self._value, ShardedStorage):
             raise AttributeError(
                 f"'{self.path}' has no single handle: its rows are in {len(self.shards)} shard(s), "

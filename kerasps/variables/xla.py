@@ -6,15 +6,13 @@ the value as a captured tensor, which is read whenever the function is called.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.variables.tensor_like import note_read
-
-if TYPE_CHECKING:
-    from kerasps.variables.variable import ParameterServerVariable
 
 
 def graph_for_xla(*, in_call: bool = False) -> Any:
@@ -35,28 +33,22 @@ def graph_for_xla(*, in_call: bool = False) -> Any:
     return None
 
 
-def captured_value(graph: tf.Graph, variable: ParameterServerVariable) -> tf.Tensor:
+def captured_value(
+    graph: tf.Graph, variable: keras.Variable, read_at_call: Callable[[], tf.Tensor]
+) -> tf.Tensor:
     """Return a tensor of `graph` with the value of `variable` at each call of its function.
-
-    A GradientTape that watches the call sees the read.
 
     Args:
         graph: the graph of a function that XLA compiles.
         variable: a variable on a ps.
+        read_at_call: returns the value in the graph that calls the function.
     """
     key = ("kerasps", id(variable))
     captures = graph._function_captures
     if key not in captures.by_ref_external:
 
         def read() -> list[tf.Tensor]:
-            current = variable.resolves_through()
-            if current is not None:
-                return [tf.convert_to_tensor(current.read(variable))]
-            outer = variable.compiled_graph(in_call=True)
-            if outer is None:
-                return [tf.convert_to_tensor(variable._value)]
-            note_read(variable)
-            return [captured_value(outer, variable)]
+            return [tf.convert_to_tensor(read_at_call())]
 
         graph.capture_call_time_value(
             read, tf.TensorSpec(variable._value.shape, variable._value.dtype), key=key

@@ -22,10 +22,11 @@ from kerasps.cluster.members.membership import WorkerInfo
 from kerasps.errors import UnsupportedError
 from kerasps.inputs import DatasetCreator, Input, InputArguments, as_input
 from kerasps.runtime.devices import COORDINATOR_TASK
-from kerasps.step import TRAIN, Mode, TracedStep
+from kerasps.step import TRAIN
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.tracing import Trace
 from kerasps.training import Dispatching
+from kerasps.training.contract.host import LoopSteps
 from kerasps.worker_driven.fit_messages import FitMessages, StopBroadcast
 from kerasps.worker_driven.in_process_dispatcher import InProcessDispatcher
 from kerasps.worker_driven.run import Run
@@ -248,26 +249,18 @@ class WorkerHost(BaseHost):
             return callbacks
         return chosen
 
-    def dispatcher(
-        self,
-        model: keras.Model,
-        mode: Mode,
-        function: TracedStep,
-        inputs: Input,
-        *,
-        collect_interval: float,
-    ) -> Dispatching:
+    def dispatcher(self, steps: LoopSteps) -> Dispatching:
         """Return the object that runs the executions of a loop in this process."""
         messages = budget = None
-        if mode is TRAIN and self.num_workers > 1:
-            messages = FitMessages(self._run, model, function, self._run.num_fits - 1)
-        if mode is TRAIN and self._max_steps is not None:
-            budget = StepBudget(self._run, model, self._max_steps)
+        if steps.mode is TRAIN and self.num_workers > 1:
+            messages = FitMessages(self._run, steps.model, steps.function, self._run.num_fits - 1)
+        if steps.mode is TRAIN and self._max_steps is not None:
+            budget = StepBudget(self._run, steps.model, self._max_steps)
         return InProcessDispatcher(
-            function,
-            inputs,
+            steps.function,
+            steps.inputs,
             worker=self.worker_index,
-            split=self.worker_index if inputs.num_splits > 1 else 0,
+            split=self.worker_index if steps.inputs.num_splits > 1 else 0,
             devices=self.own_devices,
             seed_offset=self._run.seed_offset,
             messages=messages,

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.runtime.devices import ps_device
 from kerasps.strategy_arguments import Partitioner
-from kerasps.variables import NamedVariable, ParameterServerVariable, shards_in
+from kerasps.variables import NamedVariable, shards_in
 from kerasps.variables.placement import Held, PlacementLedger
 from kerasps.variables.placing import Extended
 from kerasps.worker_driven.run import Run
@@ -122,7 +123,7 @@ class SharedExtended(Extended):
     def restores(self) -> bool:
         return self.run.writes
 
-    def before_steps(self, variables: Iterable[ParameterServerVariable]) -> None:
+    def before_steps(self, variables: Iterable[keras.Variable]) -> None:
         storages = [shard.storage for shard in shards_in(list(variables))]
         self.run.begin_steps([s for s in storages if isinstance(s, SharedVariable)])
 

@@ -26,7 +26,7 @@ def no_tables_before(request, monkeypatch):
     """
     if "strategy" in request.fixturenames:
         strategy = request.getfixturevalue("strategy")
-        pools = RowPools(strategy.table_min_bytes)
+        pools = RowPools(strategy.options.table_min_bytes)
         monkeypatch.setattr(strategy.extended, "row_pools", pools)
 
 

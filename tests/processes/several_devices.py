@@ -387,7 +387,7 @@ def ends_of_data(*cases):
 
 
 def devices(strategy):
-    return [strategy.devices_of(0), strategy.worker_devices, strategy.num_replicas_in_sync]
+    return [strategy.devices_of(0), strategy.options.worker_devices, strategy.num_replicas_in_sync]
 
 
 def changed():

@@ -59,7 +59,7 @@ def test_it_is_not_said_without_tables(strategy, caplog):
 
 
 def test_it_is_not_said_to_those_who_have_chosen(strategy, caplog, monkeypatch):
-    assert strategy.sparse_updates == "lazy"
+    assert strategy.options.sparse_updates == "lazy"
     assert strategy.extended.host.lazy_updates.is_default
     monkeypatch.setattr(strategy.extended.host.lazy_updates, "is_default", False)
     with caplog.at_level(logging.INFO, "kerasps"):

@@ -14,8 +14,9 @@ import warnings
 import keras
 import numpy as np
 
-from kerasps import _compat, _private_names, hooks
+from kerasps import _compat, _private_names
 from kerasps._private_names import FIT
+from kerasps.hooks import table as hooks_table
 
 
 def without(table):
@@ -27,7 +28,7 @@ def without(table):
 
 _compat.PRIVATE_NAMES = {row.name: row for row in without(_compat.PRIVATE_NAMES.values())}
 _compat.PRIVATE_ATTRIBUTES = without(_compat.PRIVATE_ATTRIBUTES)
-hooks.PATCHES = without(hooks.PATCHES)
+hooks_table.PATCHES = without(hooks_table.PATCHES)
 
 import kerasps
 

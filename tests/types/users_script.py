@@ -26,9 +26,9 @@ def right() -> None:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
     kerasps.ParameterServerStrategy(resolver)
     kerasps.WorkerDrivenStrategy(cluster_resolver=resolver)
-    mode: Literal["async", "sync"] = strategy.update_mode
-    kerasps.ParameterServerStrategy(update_mode=mode, shard_layout=strategy.shard_layout)
-    if strategy.sparse_updates == "lazy" and strategy.workers()[0].status == "connected":
+    mode: Literal["async", "sync"] = strategy.options.update_mode
+    kerasps.ParameterServerStrategy(update_mode=mode, shard_layout=strategy.options.shard_layout)
+    if strategy.options.sparse_updates == "lazy" and strategy.workers()[0].status == "connected":
         strategy.placement()
     kerasps.BackupAndRestore("backup", save_freq=100)
     kerasps.BackupAndRestore("backup", save_freq="epoch")
@@ -70,7 +70,7 @@ def wrong(strategy: kerasps.ParameterServerStrategy) -> None:
     kerasps.LocalCluster(num_workers="2")  # error: arg-type
     kerasps.BackupAndRestore("backup", save_freq="batch")  # error: arg-type
     kerasps.SidecarEvaluatorModelExport("best/model.keras", mode="least")  # error: arg-type
-    print(strategy.update_mode == "asynch")  # error: comparison-overlap
+    print(strategy.options.update_mode == "asynch")  # error: comparison-overlap
     print(strategy.workers()[0].status == "gone")  # error: comparison-overlap
     kerasps.Foo()  # error: attr-defined
     number: str = strategy.num_workers  # error: assignment

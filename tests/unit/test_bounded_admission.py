@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kerasps.strategy_arguments import AdmissionTerms
 from kerasps.training.epoch.admission import Bounded, Free, Synchronous, choose_admission
 
 WORKERS = st.integers(0, 3)
@@ -65,7 +66,7 @@ def test_no_worker_gets_ahead_and_the_slowest_may_always_go_on(max_ahead, begin,
 
 
 def test_without_a_bound_everything_is_allowed():
-    free = choose_admission()
+    free = choose_admission(AdmissionTerms())
     assert isinstance(free, Free)
     free.begin([0, 1])
     before = free.progress
@@ -76,7 +77,7 @@ def test_without_a_bound_everything_is_allowed():
 
 
 def test_its_progress_changes_when_the_slowest_has_moved():
-    bounded = choose_admission(max_ahead=3)
+    bounded = choose_admission(AdmissionTerms(max_ahead=3))
     assert isinstance(bounded, Bounded)
     bounded.begin([0, 1])
     before = bounded.progress
@@ -89,4 +90,4 @@ def test_its_progress_changes_when_the_slowest_has_moved():
 
 
 def test_a_training_has_one_admission():
-    assert isinstance(choose_admission(joins=True, num_backups=1), Synchronous)
+    assert isinstance(choose_admission(AdmissionTerms(joins=True, num_backups=1)), Synchronous)

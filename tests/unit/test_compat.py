@@ -29,9 +29,10 @@ from kerasps._private_names import (
     Feature,
     Row,
 )
-from kerasps.hooks import PATCHES, check_patched, leave_remote_functions
 from kerasps.hooks import patch as patching
-from kerasps.hooks.patch import Patch, as_markdown
+from kerasps.hooks.functions import leave_remote_functions
+from kerasps.hooks.patch import Patch, as_markdown, check_patched
+from kerasps.hooks.table import PATCHES
 from kerasps.variables.placing import Extended
 
 PACKAGE = Path(kerasps.__file__).parent

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kerasps.strategy_arguments import AdmissionTerms
 from kerasps.training.epoch.admission import choose_admission
 from kerasps.training.epoch.epoch_events import (
     ClusterGrew,
@@ -46,7 +47,7 @@ def new_state(num_workers=2, *, num_splits=None, lost=(), interval=1.0, max_ahea
         lost=lost,
         executions_ahead=AHEAD if interval else 1,
         collect_interval=interval,
-        admission=choose_admission(max_ahead=max_ahead),
+        admission=choose_admission(AdmissionTerms(max_ahead=max_ahead)),
     )
     assert state.handle(PassBegan(num_workers if num_splits is None else num_splits)) == []
     assert state.handle(EpochBegan()) == []

@@ -13,9 +13,10 @@ from unittest import mock
 import pytest
 
 from kerasps._private_names import FIT
-from kerasps.hooks import PATCHES, in_place
+from kerasps.hooks import in_place
 from kerasps.hooks import patch as patching
 from kerasps.hooks.patch import Patch
+from kerasps.hooks.table import PATCHES
 
 # A package as Keras and TensorFlow are: its functions are hooked. What wraps them is elsewhere.
 LIBRARY = '''

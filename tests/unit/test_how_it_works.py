@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kerasps.step.phases.update_rules import UpdateRule
+from kerasps.strategy_arguments import ARGUMENTS_OF_MODE
 from support.names import FENCED, anchors, missing_file, missing_name, quoted, variables_in_source
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +175,12 @@ def test_the_table_of_an_update_rule_has_its_members():
     table = page.partition("| member |")[2].partition("\n\n")[0]
     cells = re.findall(r"^   \| (`.*?) \|", table, re.MULTILINE)
     listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
-    source = (ROOT / "kerasps/step/phases/update_rules.py").read_text(encoding="utf-8")
-    rule = source.partition("class UpdateRule(Protocol):")[2].partition("\n@dataclass")[0]
-    assert sorted(listed) == sorted(re.findall(r"    def (\w+)\(", rule))
+    members = {*vars(UpdateRule), *UpdateRule.__annotations__} - {"fences"}
+    assert sorted(listed) == sorted(name for name in members if not name.startswith("_"))
+
+
+def test_the_table_of_update_modes_has_their_arguments():
+    page = (ROOT / "docs" / "where_to_add.md").read_text(encoding="utf-8")
+    rows = re.findall(r'^\| `"(\w+)"`.*\| (.*) \|$', page, re.MULTILINE)
+    found = {mode: re.findall(r"`(\w+)`", arguments) for mode, arguments in rows}
+    assert found == {mode: list(arguments) for mode, arguments in ARGUMENTS_OF_MODE.items()}

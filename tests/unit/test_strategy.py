@@ -94,7 +94,7 @@ def test_what_is_no_dtype_to_travel_in_is_refused(value, error, part):
     ("arguments", "error", "part"),
     [
         ({"update_mode": "both"}, ValueError, "Expected: 'async' or 'sync'. Received: update_mode"),
-        ({"num_backup_workers": 1}, ValueError, "Expected: 0, or update_mode='sync'"),
+        ({"num_backup_workers": 1}, ValueError, "Expected: num_backup_workers=0 with"),
         ({"num_backup_workers": "1"}, TypeError, "Received: num_backup_workers='1'"),
         ({"num_backup_workers": -1}, ValueError, "a whole number of at least 0"),
         ({"update_mode": "sync", "num_backup_workers": 9}, ValueError, "leaves no worker"),

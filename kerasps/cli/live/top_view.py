@@ -9,8 +9,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kerasps.monitoring.status import Fields, RunStatus, status_of
-from kerasps.monitoring.tables import Rows, is_left, ps_rows, summary_lines, table_rows, worker_rows
+from kerasps.monitoring.status import (
+    Fields,
+    Rows,
+    RunStatus,
+    is_left,
+    ps_rows,
+    status_of,
+    summary_lines,
+    table_rows,
+    worker_rows,
+)
 
 # Between two columns.
 _PADDING = 2

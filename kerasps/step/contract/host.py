@@ -14,23 +14,19 @@ from kerasps.variables.placing import Extended
 
 
 class StepHost(ClusterHost, Protocol):
-    """The strategy as a step sees it: its options, its devices, and where its variables are."""
+    """The strategy as a step sees it: its options, its devices, and where its variables are.
 
-    @property
-    def strategy(self) -> tf.distribute.ParameterServerStrategy:
-        """The strategy, which is current while a step is traced."""
+    Attributes:
+        strategy: the strategy, which is current while a step is traced.
+        options: the arguments of the strategy.
+        lazy_updates: tells users of tables that are updated lazily.
+        extended: places the strategy's variables, and knows their locks and lanes.
+    """
 
-    @property
-    def options(self) -> StrategyOptions:
-        """The arguments of the strategy."""
-
-    @property
-    def lazy_updates(self) -> LazyUpdates:
-        """Tells users of tables that are updated lazily."""
-
-    @property
-    def extended(self) -> Extended:
-        """Places the strategy's variables, and knows their locks and lanes."""
+    strategy: tf.distribute.ParameterServerStrategy
+    options: StrategyOptions
+    lazy_updates: LazyUpdates
+    extended: Extended
 
     @property
     def num_workers(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -18,38 +18,44 @@ from kerasps.step.phases.push_apply import apply
 from kerasps.step.phases.push_message import DeviceChanges, PushMessage
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.rows.row_places import RowPlaces
+from kerasps.strategy_arguments import AdmissionTerms
 from kerasps.variables.fences import Fences
 from kerasps.variables.lane_table import NO_LANE, apply_if_in_lane, apply_in_lane, read_clock
 
 
-class UpdateRule(Protocol):
-    """The rule by which the pushes of a step take effect.
+@dataclass(frozen=True)
+class UpdateRule:
+    """The rule by which the pushes of a step take effect. A subclass overrides what differs.
 
     Attributes:
+        fences: the lanes on the ps tasks.
+        numbers_calls: whether a push carries the number of its call of a function.
         max_unrolled_steps: the most steps of an execution that may be laid out one after the other;
             None for no limit.
-        numbers_calls: whether a push carries the number of its call of a function.
         waits: whether a step waits for those of other workers.
-        num_backups: the number of workers that an update does not wait for.
     """
 
-    @property
-    def max_unrolled_steps(self) -> int | None: ...
+    fences: Fences
+    numbers_calls: bool = False
+    max_unrolled_steps: ClassVar[int | None] = None
+    waits: ClassVar[bool] = False
 
-    @property
-    def numbers_calls(self) -> bool: ...
+    def admission(self, batches_per_step: int) -> AdmissionTerms:
+        """Return the terms on which workers are given steps, which count batches.
 
-    @property
-    def waits(self) -> bool: ...
-
-    @property
-    def num_backups(self) -> int: ...
+        Args:
+            batches_per_step: the number of batches of a step, for limits in steps.
+        """
+        del batches_per_step
+        return AdmissionTerms()
 
     def redoing(self) -> UpdateRule:
         """Return the rule for steps that some ps may have applied before."""
+        raise NotImplementedError
 
     def clock(self, device: str) -> Callable[[], tf.Tensor]:
         """Return a function that reads, on a ps, the clock that a pull returns."""
+        raise NotImplementedError
 
     def lanes(
         self, devices: Sequence[str], lane: tf.Tensor, are_applied: Callable[[], list[tf.Tensor]]
@@ -61,6 +67,8 @@ class UpdateRule(Protocol):
             lane: the lane of the worker.
             are_applied: returns, for each ps, whether it applied the step before.
         """
+        del are_applied
+        return dict.fromkeys(devices, lane)
 
     def hold(self, device: str, changes: DeviceChanges, specs: PushMessage) -> None:
         """Allocate room on a ps for the content of pushes. May be called again."""
@@ -79,6 +87,7 @@ class UpdateRule(Protocol):
         Returns:
             The argument of `after_lock`.
         """
+        raise NotImplementedError
 
     def after_lock(self, device: str, taken: tf.Tensor | None) -> None:
         """Run the part of a push that follows the release of the lock. Runs on the ps."""
@@ -94,30 +103,27 @@ class UpdateRule(Protocol):
 
 
 @dataclass(frozen=True)
-class Immediate:
+class Immediate(UpdateRule):
     """Applies each push when it arrives, once (see `UpdateRule`).
 
     Attributes:
-        fences: the lanes on the ps tasks.
+        max_staleness: the number of steps by which a worker may lead the slowest; None for no
+            limit.
     """
 
-    fences: Fences
-    numbers_calls: bool = False
-    max_unrolled_steps: ClassVar[int | None] = None
-    waits: ClassVar[bool] = False
-    num_backups: ClassVar[int] = 0
+    max_staleness: int | None = None
+
+    def admission(self, batches_per_step: int) -> AdmissionTerms:
+        if self.max_staleness is None:
+            return AdmissionTerms()
+        return AdmissionTerms(max_ahead=self.max_staleness * batches_per_step)
 
     def redoing(self) -> Immediate:
-        return ImmediateAgain(self.fences, self.numbers_calls)
+        return ImmediateAgain(self.fences, self.numbers_calls, self.max_staleness)
 
     def clock(self, device: str) -> Callable[[], tf.Tensor]:
         table = self.fences.table(device)
         return lambda: read_clock(table.handle)
-
-    def lanes(
-        self, devices: Sequence[str], lane: tf.Tensor, are_applied: Callable[[], list[tf.Tensor]]
-    ) -> dict[str, tf.Tensor]:
-        return dict.fromkeys(devices, lane)
 
     def hold(self, device: str, changes: DeviceChanges, specs: PushMessage) -> None:
         self.fences.table(device)
@@ -135,18 +141,6 @@ class Immediate:
             functools.partial(apply, changes, message, places),
             message.number,
         )
-
-    def after_lock(self, device: str, taken: tf.Tensor | None) -> None:
-        """Do nothing."""
-
-    def after_pull(self, step: StepContext) -> None:
-        """Do nothing."""
-
-    def join(self, lane: int) -> None:
-        """Do nothing: no worker waits."""
-
-    def leave(self, lane: int) -> None:
-        """Do nothing: no worker waits."""
 
 
 @dataclass(frozen=True)
@@ -169,35 +163,25 @@ class ImmediateAgain(Immediate):
         }
 
 
-@dataclass(frozen=True)
-class Synchronous:
+@dataclass(frozen=True, kw_only=True)
+class Synchronous(UpdateRule):
     """A ps buffers pushes until those of all workers have arrived (see `UpdateRule`, `Joints`).
 
     Attributes:
-        fences: the lanes on the ps tasks.
         joints: the updates that workers make together.
     """
 
-    fences: Fences
     joints: Joints
-    numbers_calls: ClassVar[bool] = False
-    max_unrolled_steps: ClassVar[int | None] = None
     waits: ClassVar[bool] = True
 
-    @property
-    def num_backups(self) -> int:
-        return self.joints.num_backups
+    def admission(self, batches_per_step: int) -> AdmissionTerms:
+        return AdmissionTerms(joins=True, num_backups=self.joints.num_backups)
 
     def redoing(self) -> Synchronous:
-        return SynchronousAgain(self.fences, self.joints)
+        return SynchronousAgain(self.fences, joints=self.joints)
 
     def clock(self, device: str) -> Callable[[], tf.Tensor]:
         return self.joints.on[device].read_number
-
-    def lanes(
-        self, devices: Sequence[str], lane: tf.Tensor, are_applied: Callable[[], list[tf.Tensor]]
-    ) -> dict[str, tf.Tensor]:
-        return dict.fromkeys(devices, lane)
 
     def hold(self, device: str, changes: DeviceChanges, specs: PushMessage) -> None:
         self.joints.on[device].hold(changes, specs)

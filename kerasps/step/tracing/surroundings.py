@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, assert_never
+from typing import ClassVar, assert_never
 
 from kerasps.runtime.devices import ps_device
 from kerasps.step.contract.change import Change, Field, StateChange
@@ -39,15 +39,18 @@ def _joining(join: Join, state: Field) -> Change:
             assert_never(unknown)
 
 
-class Surroundings(Protocol):
+@dataclass(frozen=True)
+class Surroundings:
     """Decides how metric states, seeds and updates enter and leave a step.
 
     Attributes:
+        host: the host of the strategy.
         trains_bare: whether the step may assign bare `tf.Variable`s and train them with an
             optimizer.
     """
 
-    trains_bare: ClassVar[bool]
+    host: StepHost
+    trains_bare: ClassVar[bool] = False
 
     def outputs(self, outputs: ComputeOutputs, joins: Sequence[Join]) -> ComputeOutputs:
         """Return the outputs of the compute phase, given those of the replicas.
@@ -56,6 +59,8 @@ class Surroundings(Protocol):
             outputs: the outputs of the replicas.
             joins: the joins of the metrics' states.
         """
+        del joins
+        return outputs
 
     def states_on_ps(
         self,
@@ -74,6 +79,8 @@ class Surroundings(Protocol):
             draws: the number of seeds that it draws from each generator.
             joins: the joins of the metrics' states.
         """
+        del inventory, updates, changed, draws, joins
+        return [], None
 
     def update_rule(
         self, method: str, updates: Sequence[Update], inventory: Inventory, changes: StepChanges
@@ -89,59 +96,38 @@ class Surroundings(Protocol):
         Raises:
             UnsupportedError: updates are synchronous, and the step does not support that.
         """
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class FitSurroundings:
-    """The surroundings of a step of `fit`, `evaluate` and `predict` (see `Surroundings`).
-
-    Attributes:
-        host: the host of the strategy.
-    """
-
-    host: StepHost
-    trains_bare: ClassVar[bool] = False
-
-    def outputs(self, outputs: ComputeOutputs, joins: Sequence[Join]) -> ComputeOutputs:
-        return outputs
-
-    def states_on_ps(
-        self,
-        inventory: Inventory,
-        updates: Sequence[Update],
-        changed: Sequence[ParameterServerVariable],
-        draws: Sequence[int],
-        joins: Sequence[Join],
-    ) -> tuple[list[StateChange], SeedDraw | None]:
-        return [], None
+class FitSurroundings(Surroundings):
+    """The surroundings of a step of `fit`, `evaluate` and `predict`: the worker keeps states."""
 
     def update_rule(
         self, method: str, updates: Sequence[Update], inventory: Inventory, changes: StepChanges
     ) -> UpdateRule:
         options, extended = self.host.options, self.host.extended
+        if options.update_mode == "sync":
+            check_synchronous(method, updates, inventory)
+        if not changes.devices:  # a step that changes no variables waits for no other worker
+            return Immediate(extended.fences)
         match options.update_mode:
             case "async":
-                return Immediate(extended.fences)
+                return Immediate(extended.fences, max_staleness=options.max_staleness)
             case "sync":
-                check_synchronous(method, updates, inventory)
+                joints = Joints(changes.devices, extended.mutex, options.num_backup_workers)
+                return Synchronous(extended.fences, joints=joints)
             case unknown:
                 assert_never(unknown)
-        if not changes.devices:
-            return Immediate(extended.fences)
-        joints = Joints(changes.devices, extended.mutex, options.num_backup_workers)
-        return Synchronous(extended.fences, joints)
 
 
 @dataclass(frozen=True)
-class CallSurroundings:
-    """The surroundings of a step in a function that users schedule (see `Surroundings`).
+class CallSurroundings(Surroundings):
+    """The surroundings of a step in a function that users schedule: a ps keeps states.
 
     Attributes:
-        host: the host of the strategy.
         numbers_calls: whether a push carries the number of its call.
     """
 
-    host: StepHost
     numbers_calls: bool
     trains_bare: ClassVar[bool] = True
 

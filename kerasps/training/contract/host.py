@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Unpack
 
 import keras
@@ -18,6 +19,26 @@ from kerasps.training.contract.run_meter import RunMeter
 from kerasps.training.contract.staleness import StalenessMeter
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoopSteps:
+    """The steps of a loop.
+
+    Attributes:
+        model: the model.
+        mode: the kind of its step.
+        function: the step.
+        inputs: the data.
+        collect_interval: seconds for which a worker may hold the sum of its results. With 0, each
+            execution returns its result, which costs as much as a small execution.
+    """
+
+    model: keras.Model
+    mode: Mode
+    function: TracedStep
+    inputs: Input
+    collect_interval: float
+
+
 class Calls(Protocol):
     """The functions that users have scheduled."""
 
@@ -26,23 +47,23 @@ class Calls(Protocol):
 
 
 class Host(StepHost, Protocol):
-    """The strategy as the loop of `fit`, `evaluate` and `predict` sees it."""
+    """The strategy as the loop of `fit`, `evaluate` and `predict` sees it.
 
-    @property
-    def traffic_meter(self) -> TrafficMeter:
-        """Measures the traffic of `fit`."""
+    Attributes:
+        traffic_meter: measures the traffic of `fit`.
+        staleness_meter: measures how stale the updates of `fit` are.
+        run_meter: counts the steps of each worker, and knows the current loop.
+        scheduled_calls: the functions that users have scheduled; None if the strategy schedules
+            none.
+        why_no_eager_steps: the reason why steps cannot run as plain Python in this process; None if
+            they can.
+    """
 
-    @property
-    def staleness_meter(self) -> StalenessMeter:
-        """Measures how stale the updates of `fit` are."""
-
-    @property
-    def run_meter(self) -> RunMeter:
-        """Counts the steps of each worker, and knows the current loop."""
-
-    @property
-    def scheduled_calls(self) -> Calls | None:
-        """The functions that users have scheduled; None if the strategy schedules none."""
+    traffic_meter: TrafficMeter
+    staleness_meter: StalenessMeter
+    run_meter: RunMeter
+    scheduled_calls: Calls | None = None
+    why_no_eager_steps: str | None = None
 
     @property
     def num_readers(self) -> int:
@@ -51,10 +72,6 @@ class Host(StepHost, Protocol):
     @property
     def own_devices(self) -> tuple[str, ...]:
         """The short name of the device that computes in this process, in a tuple."""
-
-    @property
-    def why_no_eager_steps(self) -> str | None:
-        """The reason why steps cannot run as plain Python in this process; None if they can."""
 
     def begin_fit(
         self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
@@ -79,32 +96,18 @@ class Host(StepHost, Protocol):
             data: the data, or the batches of a method on one batch.
         """
 
-    def dispatcher(
-        self,
-        model: keras.Model,
-        mode: Mode,
-        function: TracedStep,
-        inputs: Input,
-        *,
-        collect_interval: float,
-    ) -> Dispatching:
-        """Return the object that runs the executions of a loop.
-
-        Args:
-            model: the model.
-            mode: the kind of its step.
-            function: the step.
-            inputs: the data.
-            collect_interval: see `Dispatcher`.
-        """
+    def dispatcher(self, steps: LoopSteps) -> Dispatching:
+        """Return the object that runs the executions of a loop."""
 
 
 class HostOfWorkers(Host, Protocol):
-    """The host in a process that coordinates workers, for the code that sends to workers."""
+    """The host in a process that coordinates workers, for the code that sends to workers.
 
-    @property
-    def membership(self) -> Membership:
-        """Knows which tasks answer."""
+    Attributes:
+        membership: knows which tasks answer.
+    """
+
+    membership: Membership
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from kerasps.strategy_arguments import AdmissionTerms
 from kerasps.training.epoch.epoch_events import Command, Join, Leave
 
 Readers = Callable[[], Sequence[int]]
@@ -286,16 +287,8 @@ class Synchronous(Admission):
             assert not steps or worker in self._given, f"no update waits for worker {worker}"
 
 
-def choose_admission(
-    *, max_ahead: int | None = None, joins: bool = False, num_backups: int = 0
-) -> Admission:
-    """Return the admission of a training.
-
-    Args:
-        max_ahead: how many steps a worker may be ahead of the slowest; None for any number.
-        joins: whether updates are synchronous. They have no `max_ahead`.
-        num_backups: how many workers a synchronous update does not wait for.
-    """
-    if joins:
-        return Synchronous(num_backups=num_backups)
-    return Free() if max_ahead is None else Bounded(max_ahead)
+def choose_admission(terms: AdmissionTerms) -> Admission:
+    """Return the admission of a training, on the terms of its update rule."""
+    if terms.joins:
+        return Synchronous(num_backups=terms.num_backups)
+    return Free() if terms.max_ahead is None else Bounded(terms.max_ahead)

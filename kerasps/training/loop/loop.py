@@ -12,7 +12,7 @@ from kerasps.inputs import Input
 from kerasps.step import TRAIN, Mode, TracedStep
 from kerasps.step.tracing.traffic import TrafficMeter
 from kerasps.training.contract.dispatching import Dispatching
-from kerasps.training.contract.host import host_of
+from kerasps.training.contract.host import LoopSteps, host_of
 from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.epoch.epoch_events import Execution, Report
 from kerasps.training.loop.batch_callbacks import BatchCallbacks, listen_to_batches
@@ -73,7 +73,13 @@ class Loop:
         self._listens = listens = listen_to_batches(callbacks, mode.name)
         interval = 0.0 if predictions is not None or listens else COLLECT_INTERVAL_S
         self._dispatcher: Dispatching = host.dispatcher(
-            model, mode, function, inputs, collect_interval=interval
+            LoopSteps(
+                model=model,
+                mode=mode,
+                function=function,
+                inputs=inputs,
+                collect_interval=interval,
+            )
         )
         # As in Keras, the last execution of an epoch counts as if it were whole. With several
         # workers it is cut, so that no callback is told of a batch behind the last.

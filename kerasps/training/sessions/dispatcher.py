@@ -17,10 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from kerasps.errors import KeraspsError
-from kerasps.inputs import Input
-from kerasps.step import TracedStep
 from kerasps.training.calls.coordinator_port import CoordinatorPort
-from kerasps.training.contract.host import HostOfWorkers
+from kerasps.training.contract.host import HostOfWorkers, LoopSteps
 from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.epoch.admission import choose_admission
 from kerasps.training.epoch.epoch_events import (
@@ -52,42 +50,23 @@ class Dispatcher:
 
     Args:
         host: the host of the strategy whose workers run the executions.
-        function: the step of the executions.
-        inputs: the data.
-        collect_interval: seconds for which a worker may hold the sum of its results. With 0, each
-            execution returns its result, which costs as much as a small execution.
+        steps: the steps of the executions, and their data.
     """
 
-    def __init__(
-        self,
-        host: HostOfWorkers,
-        function: TracedStep,
-        inputs: Input,
-        *,
-        collect_interval: float,
-    ) -> None:
+    def __init__(self, host: HostOfWorkers, steps: LoopSteps) -> None:
         self._host = host
         self._membership = host.membership
-        self._function = function
-        self._inputs = inputs
+        self._function = function = steps.function
+        self._inputs = inputs = steps.inputs
         port = CoordinatorPort(host.coordinator)
-        kind = CollectingSession if collect_interval > 0 else ReturningSession
-        max_ahead = None
-        max_staleness = host.options.max_staleness
-        if max_staleness and function.devices:
-            max_ahead = max_staleness * function.plans.batches_per_step
+        kind = CollectingSession if steps.collect_interval > 0 else ReturningSession
         self._state = EpochState(
             port.num_workers,
             # A worker that was lost before cannot read its split of the input.
             lost=self._membership.absent_workers & {*range(port.num_workers)},
             executions_ahead=kind.executions_ahead,
-            collect_interval=collect_interval,
-            # Steps that change no variables wait for no other worker.
-            admission=choose_admission(
-                max_ahead=max_ahead,
-                joins=function.rule.waits,
-                num_backups=function.rule.num_backups,
-            ),
+            collect_interval=steps.collect_interval,
+            admission=choose_admission(function.rule.admission(function.plans.batches_per_step)),
         )
         self._channel = EpochChannel(self._state)
         lanes = WorkerLanes(

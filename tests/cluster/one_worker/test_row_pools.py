@@ -23,7 +23,7 @@ HEIGHTS = [300, 40, 500, 7, 260, 90, 41]
 @pytest.fixture(autouse=True)
 def sharing(strategy, monkeypatch):
     """All tables of the module share storages, from the first one on."""
-    if strategy.sparse_updates != "lazy":
+    if strategy.options.sparse_updates != "lazy":
         pytest.skip("tables that are updated as a whole share no storage")
     monkeypatch.setattr(row_pools, "NUM_SEPARATE", 0)
 

@@ -76,7 +76,7 @@ LAZY_KINDS = ["momentum", "adam", "nadam", "ftrl"]
     ),
 )
 def test_lazy_update_equals_its_reference(strategy, sharded, optimizer, num_shards):
-    lazy = strategy.sparse_updates == "lazy"
+    lazy = strategy.options.sparse_updates == "lazy"
     sharded(num_shards)
     plain, ours = train_both(
         strategy, lambda: one_table(optimizer), id_data(), sum_repeated_ids=True, lazy=lazy
@@ -132,7 +132,7 @@ def test_several_tables_and_one_looked_up_twice_equal_plain_keras(
     strategy, sharded, optimizer, num_shards
 ):
     sharded(num_shards)
-    lazy = optimizer == "adam" and strategy.sparse_updates == "lazy"
+    lazy = optimizer == "adam" and strategy.options.sparse_updates == "lazy"
     plain, ours = train_both(
         strategy,
         lambda: several_tables(optimizer),
@@ -200,7 +200,7 @@ def grouped_data():
 )
 def test_groups_of_tables_equal_plain_keras(strategy, sharded, optimizer, num_shards):
     sharded(num_shards)
-    lazy = optimizer not in EXACT and strategy.sparse_updates == "lazy"
+    lazy = optimizer not in EXACT and strategy.options.sparse_updates == "lazy"
     plain, ours = train_both(
         strategy,
         lambda: grouped_tables(optimizer),
@@ -480,7 +480,7 @@ def test_option_of_the_layer_equals_plain_keras(strategy, sharded, option, num_s
         lambda: one_table("adagrad", compile_arguments=compile_arguments, **table),
         id_data(),
         sum_repeated_ids=True,
-        lazy=strategy.sparse_updates == "lazy",
+        lazy=strategy.options.sparse_updates == "lazy",
     )
     assert is_table(ours, ours.get_layer("table").embeddings)
     assert_equal(plain, ours, relative=1e-3 if option == "bfloat16" else 1e-5)
@@ -515,7 +515,7 @@ def test_option_of_the_optimizer_equals_its_reference(strategy, sharded, option,
         lambda: one_table(optimizer(0.02, **OPTIMIZER_OPTIONS[option])),
         id_data(),
         sum_repeated_ids=True,
-        lazy=strategy.sparse_updates == "lazy",
+        lazy=strategy.options.sparse_updates == "lazy",
     )
     assert is_table(ours, ours.get_layer("table").embeddings)
     assert_equal(plain, ours)
