@@ -28,8 +28,6 @@ class BaseHost(MonitoredHost):
 
     Args:
         description: the cluster, as users see it.
-        connects_to: see the attribute.
-        options: the arguments of the strategy.
 
     Attributes:
         connects_to: the tasks that this process connects to, with itself as their chief.

@@ -97,8 +97,6 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
 
         Args:
             host: connects, and does steps; not connected yet.
-            cluster_resolver: the argument for TensorFlow's constructor.
-            connect_timeout: as for the constructor.
         """
         with BaseStrategy._connecting:
             current = connected_strategy()

@@ -321,11 +321,7 @@ def _exposition() -> Any:
 
 
 class _MonitoredRun:
-    """The port and the file of a `ClusterMonitor` during one `fit`.
-
-    Args:
-        strategy: the strategy of the model.
-    """
+    """The port and the file of a `ClusterMonitor` during one `fit`."""
 
     def __init__(self, strategy: BaseStrategy) -> None:
         self._strategy = strategy

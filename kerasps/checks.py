@@ -117,7 +117,6 @@ def path(argument: str, value: object, *, advice: str = "Give one like 'run'.") 
     """Return an argument that names a file or a directory as a `Path`.
 
     Args:
-        argument: the name of the argument.
         value: a string or an `os.PathLike`.
         advice: the last sentence of the message.
 

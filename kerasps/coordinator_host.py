@@ -40,8 +40,6 @@ class CoordinatorHost(BaseHost, HostOfWorkers):
     """The host of a strategy whose process is the coordinator.
 
     Args:
-        description: the cluster.
-        options: the arguments of the strategy.
         cluster_resolver: returns the workers' addresses; the host asks it repeatedly.
     """
 

@@ -92,9 +92,6 @@ The exit code is 1 if TF_CONFIG is set and wrong, else 0."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `kerasps` command.
 
-    Args:
-        argv: the arguments after the program's name. None (default) takes those of this process.
-
     Returns:
         The exit code.
     """

@@ -74,7 +74,6 @@ def serve(
     Thread: the main thread, whose signal handlers it replaces.
 
     Args:
-        description: the cluster, and the task of this process in it.
         bind: the address of this machine to listen on; `0.0.0.0` and `::` stand for all. None
             (default) takes the host of the task's entry in the description.
         on_ready: called once the server accepts connections, with its port and the address that it
@@ -144,7 +143,6 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
     """Start the server of this process's task in `description`, on the task's port.
 
     Args:
-        description: the cluster, and the task of this process in it.
         listens_on: the IP address of this machine to listen on, None for all.
 
     Returns:

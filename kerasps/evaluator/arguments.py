@@ -11,13 +11,7 @@ if TYPE_CHECKING:
 
 
 def check_list(argument: str, value: object, kind: type) -> None:
-    """Raise `TypeError` if an argument is not a list of objects of a class.
-
-    Args:
-        argument: the name of the argument.
-        value: its value.
-        kind: the class.
-    """
+    """Raise `TypeError` if an argument is not a list of objects of a class."""
     public = "kerasps" if kind.__module__.startswith("kerasps") else "keras.callbacks"
     name = f"`{public}.{kind.__name__}`"
     advice = ""
@@ -47,8 +41,6 @@ def check_exports(
     """Raise `ValueError` if a model would be exported among the checkpoints.
 
     Args:
-        exports: the callbacks that export models.
-        directory: the directory of the checkpoints.
         argument: the argument in which the user gave it. Default: `checkpoint_dir`.
     """
     for export in exports:

@@ -36,7 +36,6 @@ class EvaluatorProcess:
     """Runs an evaluation script as the task `evaluator` of a cluster, and passes on its output.
 
     Args:
-        command: the command and its arguments.
         description: the description of the cluster, of any of its tasks.
         log_dir: the directory for a copy of its output, `evaluator-0.log`; None for no copy.
     """
@@ -83,7 +82,6 @@ class EvaluatorProcess:
         """Tell the process that the training is over, and wait for its last evaluation.
 
         Args:
-            timeout_s: the limit in seconds.
             is_hurried: returns True if the process should end at once; called repeatedly.
 
         Returns:

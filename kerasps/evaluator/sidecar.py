@@ -241,11 +241,7 @@ class SidecarEvaluator:
 
 
 class _Reader:
-    """Reads checkpoints that may not be complete yet.
-
-    Args:
-        model: the model into which they are read.
-    """
+    """Reads checkpoints that may not be complete yet."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model

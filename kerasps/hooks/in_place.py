@@ -60,7 +60,6 @@ def defined_function(owner: object, name: str) -> types.FunctionType | None:
 
     Args:
         owner: a class or module of Keras or TensorFlow.
-        name: the function's name there.
 
     Returns:
         The function, with the library's decorators around it. None if it does not exist.

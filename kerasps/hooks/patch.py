@@ -86,9 +86,6 @@ def install(patches: Iterable[Patch]) -> None:
     """Install patches, each once. Call once the process has its strategy.
 
     If something is missing of a feature, patch the functions that users call for it, to refuse it.
-
-    Args:
-        patches: the table.
     """
     patches = list(patches)
     missing = missing_of(patches)
@@ -107,9 +104,6 @@ def check_patched(patches: Iterable[Patch]) -> None:
     """Check that what kerasps needs of Keras and TensorFlow exists. Call before the first patch.
 
     Warn of what is missing, once for all of it.
-
-    Args:
-        patches: the table.
 
     Raises:
         MissingNameError: something is missing that `fit` needs.

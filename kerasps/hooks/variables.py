@@ -167,7 +167,6 @@ def _shard_by_shard(
 
     Args:
         call: takes a nested list of variables, and returns the gradients in such a list.
-        sources: the sources of the gradients.
         storages: the storage of each source that is in shards, else None.
     """
     expanded = [

@@ -23,9 +23,7 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int | None:
     """Return an argument that is a whole number, or None, as an `int` or None.
 
     Args:
-        name: the name of the argument.
         value: its value: None, or of any type that Python accepts as an index.
-        least: the smallest number that it may be. Default 1.
 
     Raises:
         InputError: it has another type, or is less than `least`.

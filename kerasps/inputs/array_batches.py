@@ -126,7 +126,6 @@ def _rows_function(
 
     Args:
         numbers: the spec of the numbers of the rows.
-        arrays: the specs of the arrays.
         connected: the `connected_devices()`.
     """
     del connected  # in the key of the cache only

@@ -111,7 +111,6 @@ def as_graph(
     A dataset stays on the task where it was made; its graph can be sent.
 
     Args:
-        element_spec: the dataset's `element_spec`.
         cardinality: the number of its elements, as `tf.data.Dataset.cardinality` returns it.
         fill: returns its serialized graph, given the key of a pass, or what else a caller has.
 

@@ -215,7 +215,6 @@ class OrderedGraph:
         """Return the serialized graph with the seeds of one pass, as a string tensor.
 
         Args:
-            seeds: the seeds.
             mark: the text behind the names of files that the reader writes.
         """
         if len(self._texts) == 1:
@@ -372,7 +371,6 @@ class _Draws:
         """Return whether a function draws numbers at random.
 
         Args:
-            function: its name.
             within_datasets: whether to include the functions of datasets that it makes. Default
                 True.
         """

@@ -18,7 +18,6 @@ class FedInput:
 
     Args:
         dataset: the batches, a `tf.data.Dataset` that only this process can read.
-        num_batches: the number of batches of one pass; None if it is unknown.
         adapter: a data adapter of Keras whose epoch methods must be called.
         reads_once: whether a second pass yields only the batch that Keras keeps of a generator, the
             first one.

@@ -70,8 +70,6 @@ def as_input(
     """Return the `Input` of the arguments of a model's method, as `keras.Model.fit` takes them.
 
     Args:
-        data: the method's `x`.
-        num_workers: the number of workers that share it.
         steps: the number of batches to use; None for one pass. They are the first batches, except
             for a `DatasetCreator` in training or evaluation, whose batches have no order.
         goes_on: whether the next `steps` continue where these ended, so that the input must not be

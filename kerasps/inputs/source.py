@@ -85,7 +85,6 @@ class Input(Protocol):
         """Begin a pass over the data, at the beginning of `epoch`.
 
         Args:
-            epoch: the number of the epoch.
             must_end: whether data that never end are an error.
         """
 

@@ -41,8 +41,6 @@ class WorkerInput:
     Args:
         make_dataset: returns the worker's `tf.data.Dataset`, given (worker, key of the pass, mark
             of files with the same data on all workers); traced once per worker.
-        num_workers: the number of workers.
-        num_batches: the number of batches of one whole pass; None if it is unknown.
         order: gives each pass its key, which all workers get. Default: the number of the pass's
             first epoch.
         is_whole: whether each dataset reads all data and drops those of other splits.
@@ -228,7 +226,6 @@ class _Split:
     Args:
         function: the concrete function that returns the dataset and its cardinality, given the key
             of a pass.
-        key_spec: the spec of the key.
     """
 
     def __init__(

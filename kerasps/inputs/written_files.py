@@ -76,7 +76,6 @@ def mark_operations(graph: tf.Graph, mark: tf.Tensor) -> None:
     """Put a mark behind the name of each file that operations of the default graph write.
 
     Args:
-        graph: the default graph.
         mark: the text to begin the mark with.
     """
     found = [(op, WRITERS[op.type]) for op in graph.get_operations() if op.type in WRITERS]

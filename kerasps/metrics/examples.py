@@ -26,8 +26,6 @@ def as_examples(
 
     Args:
         name: the name of the metric, for errors.
-        y_true: labels.
-        y_pred: predictions.
         sample_weight: a weight for each prediction or each row; or None.
 
     Raises:

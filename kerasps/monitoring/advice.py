@@ -29,7 +29,6 @@ def are_too_short(execution_steps: int, waiting: float) -> bool:
     """Return whether longer executions would make a worker faster.
 
     Args:
-        execution_steps: the steps of an execution.
         waiting: the share of its time that the worker waits for the coordinator.
     """
     return 0 < execution_steps < STEPS_PER_EXECUTION and waiting >= _WAITING_SHARE
@@ -66,7 +65,6 @@ def advice_for(
     """Return advice on making a run faster, each a sentence with the number that it follows from.
 
     Args:
-        status: the status of the run.
         execution_steps: the steps of an execution; 0 if none is done yet.
         call_s: the measured seconds of a call that fetches results; None if there was none.
     """

@@ -14,11 +14,7 @@ from kerasps.monitoring.status import RunStatus
 
 
 class StatusCollector:
-    """Turns a status into metrics each time that Prometheus asks.
-
-    Args:
-        read: returns the current status.
-    """
+    """Turns a status into metrics each time that Prometheus asks."""
 
     def __init__(self, read: Callable[[], RunStatus]) -> None:
         self._read = read
@@ -42,9 +38,6 @@ def exposition(read: Callable[[], RunStatus]) -> Callable[[str], tuple[str, byte
     """Return a function that writes the current metrics.
 
     It takes the `Accept` header of a request, and returns the content's type and the content.
-
-    Args:
-        read: returns the current status.
     """
     registry = CollectorRegistry()
     registry.register(StatusCollector(read))

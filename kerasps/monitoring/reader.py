@@ -60,7 +60,6 @@ class StatusReader:
     Thread: any.
 
     Args:
-        host: the host of the strategy.
         local_tasks: the `LocalCluster` that it is connected to; None for any other cluster.
     """
 
@@ -110,11 +109,7 @@ class StatusReader:
         )
 
     def advise(self, seconds: float) -> None:
-        """Log advice on making `fit` faster, once per process; nothing after a short `fit`.
-
-        Args:
-            seconds: the time that `fit` took.
-        """
+        """Log advice on making `fit` faster, once per process; nothing after a short `fit`."""
         if self._has_advised or seconds < _WORTH_ADVICE_S:
             return
         try:

@@ -81,9 +81,7 @@ def write_scalar(tag: str, value: float, step: int) -> None:
     TensorFlow's function is in the package `tensorboard`, which TensorFlow 2.21 does not require.
 
     Args:
-        tag: its name in TensorBoard.
         value: it is written as float32.
-        step: its place on the axis.
     """
     metadata = tf.compat.v1.SummaryMetadata()
     metadata.plugin_data.plugin_name = "scalars"

@@ -202,8 +202,6 @@ def described(
 
     Args:
         strategy: the `repr` of its strategy.
-        status: the status.
-        jobs: the addresses of the tasks of each job.
     """
     return {
         "pid": os.getpid(),

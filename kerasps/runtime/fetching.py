@@ -49,9 +49,6 @@ def sent(tensors: object) -> Any:
     and reconnects a worker meanwhile, the arrival of arguments in flight is never reported, and the
     call waits for ever. An operation does not wait for its arguments. A function does not wait for
     an argument of one element.
-
-    Args:
-        tensors: a tensor, or a structure of tensors.
     """
     flat = tf.nest.flatten(tensors, expand_composites=True)
     return tf.nest.pack_sequence_as(tensors, tf.identity_n(flat), expand_composites=True)

@@ -98,7 +98,6 @@ def find_slots(symbol: str, libraries: re.Pattern[str], *, is_imported: bool = T
     """Return the slots of a function in those libraries of this process that call it.
 
     Args:
-        symbol: the name of the function.
         libraries: the pattern of the names of their files.
         is_imported: whether the function is in another library than the one that calls it. With
             False, find libraries that define it and call it through a slot.

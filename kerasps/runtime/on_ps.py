@@ -50,7 +50,6 @@ def under_lock(
     """Add the operations of `work` to the current graph, with a lock held around them.
 
     Args:
-        mutex: the lock.
         work: adds the operations.
         after: tensors and operations to wait for before taking the lock.
 
@@ -74,10 +73,7 @@ class OnPS:
     """A function that a ps runs for this process.
 
     Args:
-        device: the device of the ps.
         body: adds the operations, given a tensor for each spec; returns a tensor, or a list.
-        specs: the specs of its arguments.
-        mutex: the lock that it holds. Default: none.
     """
 
     def __init__(

@@ -34,11 +34,7 @@ def open_sockets() -> Iterator[socket.socket]:
 
 
 def listening_sockets(port: int) -> Iterator[socket.socket]:
-    """Yield a duplicate of each socket of this process that listens on a port, as `open_sockets`.
-
-    Args:
-        port: the port.
-    """
+    """Yield, as `open_sockets` does, a duplicate of each socket that listens on a port."""
     for found in open_sockets():
         if (
             found.family in (socket.AF_INET, socket.AF_INET6)

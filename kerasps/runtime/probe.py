@@ -58,7 +58,6 @@ def connection_error(address: str, timeout_s: float) -> OSError | None:
 
     Args:
         address: the `"host:port"` to connect to.
-        timeout_s: the time limit in seconds.
     """
     try:
         with socket.create_connection(split_address(address), timeout=timeout_s) as connection:

@@ -61,7 +61,6 @@ def tell_supervisor(what: What, task_type: str, task_index: int) -> None:
             kills and restarts a worker; for a ps it restarts the run. `"absent"` if the task did
             not answer within the time that the script waits for it at its start.
         task_type: `"worker"` or `"ps"`.
-        task_index: the index of the task in its job.
     """
     notice = Notice(what, task_type, task_index, time.monotonic())
     here = _supervisor_here

@@ -61,7 +61,6 @@ class BackupDirectory:
 
     Args:
         path: the directory, which need not exist.
-        keep: how many backups to keep.
     """
 
     def __init__(self, path: str, keep: int = 1) -> None:

@@ -31,8 +31,6 @@ class BackupStore:
 
     Args:
         path: the directory, which no other model or training uses.
-        model: a model of a `ParameterServerStrategy`.
-        keep: how many backups to keep.
     """
 
     def __init__(self, path: str, model: keras.Model, *, keep: int = 1) -> None:

@@ -331,7 +331,6 @@ def _stored_rows(content: bytes, key: str) -> int:
         content: the reader's `debug_string()`. It has a line per slice, with the key, the dtype and
             the shape. The key is plain or, for a slice, in TensorFlow's ordered code (zero, the
             name, the end of a string).
-        key: the key of the tensor.
     """
     name = re.escape(key.encode())
     lines = re.findall(

@@ -75,7 +75,6 @@ class ChromeTrace:
         """Write the file, compressed if its name ends in `.gz`.
 
         Args:
-            path: the file.
             about: further content about the trace.
         """
         content = json.dumps(
@@ -102,11 +101,6 @@ def write_trace(
     """Write the events of the tasks for some steps.
 
     Args:
-        path: the file.
-        events: the events of each task.
-        steps: the steps.
-        limits: what limits the training.
-        addresses: the address of each task.
         missing: the reason for each task without events.
         moves: the nanoseconds by which the clock of each task was moved.
     """

@@ -33,7 +33,6 @@ def aligned(
     """Return events on one clock, and the nanoseconds by which each task's clock was moved.
 
     Args:
-        events: the events of each task, on the task's clock.
         asked: the times when this process asked each task.
     """
     moves = {}
@@ -100,10 +99,6 @@ def _bounds(
     """Return the bounds of the further move of a ps's clock.
 
     Args:
-        worker_sent: the times when the worker sent each message.
-        worker_received: the times when it received each message.
-        ps_sent: the times when the ps sent each message.
-        ps_received: the times when it received each message.
         ahead: the move of the ps's events so far, relative to the worker's.
     """
     least = [

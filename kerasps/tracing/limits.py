@@ -49,9 +49,7 @@ def find_limits(
     """Return the shares of the workers' time in these steps, and what limits them.
 
     Args:
-        steps: the steps.
         has_coordinator: whether workers wait for a coordinator between executions.
-        execution_steps: the steps of an execution.
         reads: the times in which the coordinator read data for the workers.
     """
     by_worker: dict[int, list[WorkerStep]] = defaultdict(list)

@@ -57,7 +57,6 @@ class Recording:
     """Records the events of a cluster's tasks, from `start` to `stop`.
 
     Args:
-        addresses: the `"host:port"` of each task.
         session: a unique name for the recording.
     """
 
@@ -93,7 +92,6 @@ class Recording:
         """Tell every task to stop, and wait for the recordings.
 
         Args:
-            answer_s: the seconds for a task to answer. Default 10.
             fetch_s: the seconds for all tasks to send their recordings. Default 60.
         """
         import grpc

@@ -52,7 +52,6 @@ def _chosen(steps: list[WorkerStep], num_steps: int | None) -> list[WorkerStep]:
     """Return consecutive steps, if possible from the first point at which all workers have some.
 
     Args:
-        steps: all steps, in order.
         num_steps: the number of steps to return; None for all.
     """
     if num_steps is None or len(steps) <= num_steps:
@@ -81,10 +80,6 @@ def write_report(
     """Write the files of a recording that has stopped.
 
     Args:
-        log_dir: the directory.
-        run: the name of the recording.
-        addresses: the address of each task.
-        recording: the recording.
         num_steps: the number of steps to keep; None for all.
 
     Raises:

@@ -169,10 +169,6 @@ class _Execution:
     """The steps of one execution on a worker.
 
     Args:
-        worker: the index of the worker.
-        execution: its id.
-        operations: the worker's operations that ran.
-        waits: the worker's operations that waited.
         has_gpu: whether the worker computes on a GPU, which may still run after an operation ends.
     """
 

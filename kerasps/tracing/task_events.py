@@ -125,7 +125,6 @@ class _Reader:
     """Reads the events of the threads of a task.
 
     Args:
-        plane: the `XPlane`.
         origin: the zero of its times, in nanoseconds.
         events: receives the events.
     """

@@ -107,7 +107,6 @@ def unsharded(
 
     Args:
         gradients: a gradient for each variable.
-        variables: the variables.
     """
     parts: list[tuple[Any, Any]] = []
     for gradient, variable in zip(gradients, variables, strict=True):

@@ -82,7 +82,6 @@ def read_rows(storage: tf.Variable | ShardedStorage, rows: range, device: str | 
     """Read a chunk of a storage.
 
     Args:
-        storage: a `tf.Variable` or a `ShardedStorage`.
         rows: the rows of the chunk, with a step of 1.
         device: the device for the result, None for the current one.
     """
@@ -120,9 +119,7 @@ def write_rows(
     """Write a chunk of a storage.
 
     Args:
-        storage: a `tf.Variable` or a `ShardedStorage`.
         rows: the rows of the chunk, with a step of 1.
-        value: their new value.
         device: the device of `value`. The value is sliced there, so each ps gets only its rows.
     """
     sharding = _sharding_of(storage)

@@ -39,8 +39,6 @@ def create_storage(
             or on the coordinator if the value is small.
         initial_shard: makes the initial value of one shard, on the same devices.
         shape: the shape of the whole variable.
-        dtype: its dtype.
-        trainable: as for `tf.Variable`.
         name: the name of the variable; a shard's is `<name>/part_<index>`, as in TensorFlow.
         on_coordinator: whether to store it whole on the coordinator instead of on ps.
 
@@ -142,7 +140,6 @@ def create_copy(
     Copy a large value in chunks, so that no process holds it twice.
 
     Args:
-        value: the variable to copy.
         create: creates the storage, given functions that make its initial values.
     """
     shape = tuple(value.shape)

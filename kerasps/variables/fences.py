@@ -47,7 +47,6 @@ class Fences:
     """The lanes on the ps tasks of a strategy.
 
     Args:
-        mutex: returns the lock of a device, given the device's name.
         num_lanes: the number of lanes at a time, `OPEN_LANE` included.
     """
 
@@ -170,11 +169,6 @@ class Fences:
     def close_call(self, lane: int, number: int, devices: Sequence[str]) -> tuple[int, ...]:
         """Close a lane of calls as `close_lane` does; return the applied pushes of one call.
 
-        Args:
-            lane: the lane.
-            number: the number of the call.
-            devices: the devices of the ps.
-
         Returns:
             How many pushes of that call each of `devices` applied.
         """
@@ -190,13 +184,7 @@ class Fences:
 
 
 class _LaneCalls:
-    """The functions that one ps runs on its table of lanes.
-
-    Args:
-        device: the device of the ps.
-        table: the handle of its table of lanes.
-        mutex: its lock.
-    """
+    """The functions that one ps runs on its table of lanes."""
 
     def __init__(self, device: str, table: tf.Tensor, mutex: tf.Tensor) -> None:
         lane, lanes = tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.int32)

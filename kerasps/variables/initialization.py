@@ -63,7 +63,6 @@ class RowInitializer:
     Args:
         initializer: a callable of `shape` and `dtype`, such as a `keras.initializers.Initializer`.
         shape: the shape of the whole variable; one axis at least.
-        dtype: the name of its dtype.
 
     Raises:
         TypeError: `initializer` cannot be called.

@@ -159,7 +159,6 @@ def release(name: str, number: tf.Tensor, num_tokens: tf.Tensor) -> None:
 
     Args:
         name: the name of the joints of the ps.
-        number: the number of the joint.
         num_tokens: at least the number of workers that wait. A later waiter that takes a surplus
             token checks again, and waits on.
     """

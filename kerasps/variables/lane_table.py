@@ -95,7 +95,6 @@ def read_lanes(table: tf.Tensor, lanes: tf.Tensor) -> tf.Tensor:
     """Return the numbers of some lanes, all at the same instant. Call on the ps.
 
     Args:
-        table: the handle of the table.
         lanes: the lanes, an int32 vector.
 
     Returns:
@@ -131,10 +130,7 @@ def apply_in_lane(
     """Apply a push and count it; fail if its lane is closed. Call on its ps, with the lock held.
 
     Args:
-        table: the handle of the ps's table.
-        lane: the lane, an int32 scalar.
         clock: the clock at the worker's pull; None if it pulled nothing from this ps.
-        apply: adds the operations that apply the push.
         number: the number of the call that the push belongs to, an int32 scalar of at least 1.
     """
     first, one = place_of(lane) * _WIDTH, tf.constant(1, tf.int64)

@@ -106,7 +106,6 @@ class _Copies:
 
     Args:
         keys: the keys in the table, which do not change.
-        values: the value of each.
     """
 
     def __init__(self, keys: tf.Tensor, values: tf.Tensor) -> None:
@@ -138,7 +137,6 @@ def _copies_of(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None:
     """Return the copies of the lookup table that a handle refers to.
 
     Args:
-        handle: the handle of any resource.
         dtypes: pairs of dtypes of keys and values that it may have.
 
     Returns:

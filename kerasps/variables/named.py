@@ -40,8 +40,6 @@ class NamedVariable(_compat.ResourceVariable):
         initial_value: a function that returns the initial value; it runs on the current device.
             None for a variable without a value.
         shape: a fully defined shape.
-        dtype: the `tf.DType`.
-        trainable: as for `tf.Variable`.
         name: its name in messages; need not be unique.
     """
 
@@ -110,7 +108,6 @@ def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -
     that the session's worker is lost.
 
     Args:
-        call: the function to run.
         is_repeatable: whether it may run twice: it is retried if the connection to the task broke
             and the task is alive.
 
@@ -125,11 +122,6 @@ def make_initial(
     initial_value: Callable[[], _Returned], shape: tf.TensorShape, dtype: tf.DType
 ) -> _Returned:
     """Make the initial value of a variable on the current device, or a small one in this process.
-
-    Args:
-        initial_value: a function that returns it.
-        shape: its shape, fully defined.
-        dtype: its dtype.
 
     Raises:
         PSLostError: the task of the device is lost.
@@ -192,7 +184,6 @@ class HandleFinder:
     Args:
         captures: captured handles, possibly with repetitions. The handles of variables with a name
             are found by that name.
-        mutex: returns the handle of the lock of a device, given the device's name.
     """
 
     def __init__(self, captures: Iterable[tf.Tensor], mutex: Callable[[str], tf.Tensor]) -> None:
@@ -255,9 +246,7 @@ def call_with(
     Args:
         handles: the handles of the current graph, by the `id` of the captured handle that each
             replaces. A captured handle that is not among these keys is not replaced.
-        function: the `tf.types.experimental.ConcreteFunction`.
         captures: its `captured_inputs` at the time of its trace.
-        args: its arguments.
     """
     function.set_external_captures([handles.get(id(captured), captured) for captured in captures])
     return function(*args)

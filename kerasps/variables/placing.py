@@ -49,8 +49,6 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     override those of TensorFlow's class; the start of a strategy checks that they exist there.
 
     Args:
-        strategy: the `ParameterServerStrategy` that this belongs to.
-        cluster_resolver: the argument of its constructor.
         variable_partitioner: a callable that returns the number of shards per axis, or None.
         shard_layout: `"mod"` or `"div"`.
     """

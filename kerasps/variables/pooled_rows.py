@@ -33,7 +33,6 @@ class PooledRows(TensorLike):
         holder: the variable that holds them.
         rows: their places in the holder.
         pool: the pool that made them.
-        trainable: as for `tf.Variable`.
         name: the name in messages; need not be unique.
 
     Attributes:
@@ -262,11 +261,7 @@ class PooledRows(TensorLike):
 
 
 def held_by(storage: tf.Variable | PooledRows) -> tuple[Any, int]:
-    """Return the `tf.Variable` that holds the rows of a shard, and the place of the first of them.
-
-    Args:
-        storage: a `tf.Variable`, which is returned, or `PooledRows`.
-    """
+    """Return the `tf.Variable` that holds the rows of a shard, and the place of the first one."""
     if isinstance(storage, PooledRows):
         return storage.holder, storage.begin
     return storage, 0
@@ -276,9 +271,7 @@ def assign_rows(shard: tf.Variable | PooledRows, places: range, value: tf.Tensor
     """Assign contiguous rows of a shard.
 
     Args:
-        shard: a `tf.Variable` or `PooledRows`.
         places: their places in the shard, with a step of 1.
-        value: their new value.
     """
     holder, begin = held_by(shard)
     with tf.device(shard.device):

@@ -54,9 +54,6 @@ class RowPool:
     """Room for the rows of several tables on one ps, and for their slots at the same places.
 
     Args:
-        device: the device of the ps.
-        row_shape: the shape of a row.
-        dtype: the dtype of the tables.
         trainable: whether gradients are taken with respect to them.
 
     Attributes:
@@ -89,7 +86,6 @@ class RowPool:
         """Return the rows of a new table, at the first place with room; None if there is no room.
 
         Args:
-            num_rows: the number of rows.
             name: its name in messages.
         """
         self._settle()
@@ -105,13 +101,7 @@ class RowPool:
         return self._hold(begin, (dtype, 0), name, trainable=trainable)
 
     def add_slot(self, rows: PooledRows, dtype: tf.DType, name: str) -> PooledRows | None:
-        """Return the rows of a new slot of a table; None if the slot must be stored separately.
-
-        Args:
-            rows: the rows of the table.
-            dtype: the dtype of the slot.
-            name: its name in messages.
-        """
+        """Return the rows of a new slot of a table; None if the slot must be stored separately."""
         if not self.is_open:
             return None
         self._settle()

@@ -41,7 +41,6 @@ class Sharding:
         """Return the places in `shard` of those of `rows` that it has.
 
         Args:
-            shard: the index of the shard.
             rows: rows of the variable, with a step of 1. In each shard such rows are contiguous.
         """
         shard_rows = self.rows(shard)
@@ -58,7 +57,6 @@ class Sharding:
 
         Args:
             value: a tensor or an array of the whole variable.
-            shard: the index of the shard.
         """
         rows = self.rows(shard)
         return value[rows.start : rows.stop : rows.step]
@@ -91,7 +89,6 @@ class ShardedStorage(TensorLike):
     Args:
         shards: a `tf.Variable` per shard, or `PooledRows`. A whole variable that shares a storage
             with others has one shard.
-        sharding: the `Sharding`, which says which rows each of them has.
         name: the name in messages.
     """
 
@@ -267,7 +264,6 @@ def from_start(ids: tf.Tensor, num_rows: int | tf.Tensor) -> tf.Tensor:
     """Return `ids` with negative ones, which count from the end, made to count from the start.
 
     Args:
-        ids: integers of any shape.
         num_rows: the number of rows; a tensor of `ids`' dtype if it differs between ids.
     """
     if ids.dtype.is_unsigned:

@@ -82,7 +82,6 @@ def check_optimizer(
     """Raise `UnsupportedError` if a variable cannot be on a ps.
 
     Args:
-        optimizer: the optimizer whose variables to check.
         trainable: the variables that it trains, to check too.
     """
     for variable in [*trainable, *optimizer.variables]:

@@ -26,11 +26,7 @@ from kerasps.variables.variable import ParameterServerVariable
 
 
 class StandIns:
-    """The stand-ins of the states of metrics and seed generators.
-
-    Args:
-        mutex: returns the lock of a device, given the device's name.
-    """
+    """The stand-ins of the states of metrics and seed generators."""
 
     def __init__(self, mutex: Callable[[str], tf.Tensor]) -> None:
         self._mutex = mutex
@@ -136,7 +132,6 @@ def draw_seeds(
     """Return the states of seed generators and advance them, in a graph that runs on their ps.
 
     Args:
-        mutex: the lock of the ps.
         states: the stand-ins' storages: the seed and the counter of each.
         draws: how many seeds are drawn from each.
     """

@@ -22,7 +22,6 @@ class WireRule:
         """Return the dtype in which a variable is sent.
 
         Args:
-            path: its path, such as `"dense/kernel"`.
             dtype: its dtype. Only float32 may be sent in another.
         """
         if dtype == tf.float32:

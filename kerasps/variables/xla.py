@@ -40,7 +40,6 @@ def captured_value(
 
     Args:
         graph: the graph of a function that XLA compiles.
-        variable: a variable on a ps.
         read_at_call: returns the value in the graph that calls the function.
     """
     key = ("kerasps", id(variable))

@@ -17,9 +17,7 @@ class Cell:
     """A value on a ps, which a process must set before another reads it.
 
     Args:
-        name: its name on the ps.
         dtype: its dtype; the shape is `[]`.
-        device: the device of the ps.
     """
 
     def __init__(self, name: str, dtype: tf.DType, device: str) -> None:
@@ -55,12 +53,8 @@ class SharedSum:
     """Numbers on a ps to which several processes add, under a lock; zeros at first.
 
     Args:
-        name: the name on the ps.
-        length: the number of numbers.
         num_maxima: how many of them, the last ones, are maxima and not sums; less than any number
             at first.
-        device: the device of the ps.
-        mutex: returns the lock of a device, by the device's name.
     """
 
     def __init__(

@@ -59,12 +59,7 @@ def naming_moved(moved: Mapping[str, str]) -> Callable[[_Class], _Class]:
 
 
 def refusing_moved(name: str, moved: Mapping[str, str]) -> Callable[[_Function], _Function]:
-    """Return a function decorator that refuses arguments as `naming_moved` does.
-
-    Args:
-        name: the name of the function in errors.
-        moved: as for `naming_moved`.
-    """
+    """Return a function decorator that refuses arguments as `naming_moved` does."""
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)

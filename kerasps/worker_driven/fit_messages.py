@@ -27,9 +27,6 @@ class FitMessages:
     of each of its epochs, and waits for no worker. So each step counts in one epoch of the chief.
 
     Args:
-        run: the run.
-        model: the model that is trained.
-        function: its step.
         number: the number of the `fit`.
     """
 
@@ -74,9 +71,6 @@ class _MetricStates:
     """Packs a number of steps and metric states into the numbers of a `SharedSum`.
 
     Sums come first. Minima are sent as maxima, with the other sign.
-
-    Args:
-        function: the step that returns the states.
     """
 
     def __init__(self, function: TracedStep) -> None:
@@ -133,7 +127,6 @@ class StopBroadcast(keras.callbacks.Callback):
     """Stops the other workers if a callback of the chief has stopped its `fit`.
 
     Args:
-        run: the run.
         number: the number of the `fit`.
     """
 

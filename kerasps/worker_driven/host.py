@@ -62,12 +62,7 @@ class WorkerDrivenOptions(StrategyOptions):
 
 
 class WorkerHost(BaseHost):
-    """The host of a strategy whose workers drive their own steps (see `training.Host`).
-
-    Args:
-        cluster: the tasks of the cluster, and the task of this process.
-        options: the arguments of the strategy.
-    """
+    """The host of a strategy whose workers drive their own steps (see `training.Host`)."""
 
     after_ps_loss = (
         "Start the ps and the workers again, from the last checkpoint: "

@@ -24,8 +24,6 @@ class InProcessDispatcher:
     """Runs executions in this process (see `training.Dispatching`).
 
     Args:
-        function: the step.
-        inputs: the data.
         worker: the index of this process among those that do steps.
         split: the split of the input that this process reads.
         devices: the short name of the device that computes in this process, in a list.

@@ -84,9 +84,6 @@ class Run:
     def open(self, mutex: Callable[[str], tf.Tensor]) -> None:
         """Begin the run, or join it. Call once the process is connected.
 
-        Args:
-            mutex: returns the lock of a device, by the device's name.
-
         Raises:
             TaskUnreachableError: the chief did not begin it in time.
         """
@@ -185,7 +182,6 @@ class Run:
         """Return a value that the chief makes once, and all processes read by `name`.
 
         Args:
-            name: its name.
             make: returns the value, which JSON can represent. Called only in the chief.
 
         Raises:

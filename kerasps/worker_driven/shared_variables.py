@@ -25,10 +25,6 @@ class SharedVariable(NamedVariable):
     Args:
         initial_value: as for `NamedVariable`. Only the chief's value is used.
         shape: a fully defined shape.
-        dtype: the `tf.DType`.
-        trainable: as for `tf.Variable`.
-        name: its name in messages.
-        run: the run.
     """
 
     def __init__(
@@ -96,11 +92,8 @@ class SharedExtended(Extended):
     """Places variables as `Extended` does, on the same ps in each worker's process.
 
     Args:
-        strategy: the `WorkerDrivenStrategy` of this object.
-        cluster_resolver: the cluster resolver of its constructor.
         variable_partitioner: a callable that returns the number of shards per axis, or None.
         shard_layout: `"mod"` or `"div"`.
-        run: the run.
     """
 
     # Each worker would write its copy back, over the updates of others.

@@ -171,9 +171,7 @@ def check_takes_nothing(
 
     Args:
         name: the name of the argument that holds the function.
-        function: the function.
         but: the name of the only argument that it may need. Default: none.
-        advice: the last sentence of the message.
     """
     try:
         parameters = inspect.signature(function).parameters.values()

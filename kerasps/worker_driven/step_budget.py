@@ -19,7 +19,6 @@ class StepBudget:
     """Gives out the steps of a run, each once, up to `max_steps`.
 
     Args:
-        run: the run.
         model: the model that is trained; its optimizer counts the steps of all workers.
         max_steps: the optimizer's count of steps at which the run ends.
     """

@@ -239,11 +239,7 @@ class _ThrottledEvaluator(SidecarEvaluator):
 
 
 class _SaveCheckpoints(keras.callbacks.Callback):
-    """Saves checkpoints of a model during its training, and at the end.
-
-    Args:
-        config: the directory, the frequency, and the number of checkpoints to keep.
-    """
+    """Saves checkpoints of a model during its training, and at the end."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()

@@ -42,16 +42,12 @@ def launch(
     Thread: the main thread, whose signal handlers it replaces during the call.
 
     Args:
-        command: the command and its arguments.
-        num_workers: the number of worker processes.
-        num_ps: the number of ps processes.
         mode: `"coordinator"` (default) runs the command once, as the coordinator; `"worker"` runs
             it as each worker, without a coordinator.
         log_dir: the directory for log files. None (default) takes a temporary one.
         start_timeout: the time limit in seconds for all processes to be ready. Default 60.
         max_restarts: the number of restarts within an hour of each worker, and of the whole run
             because of each ps and of the command. Default 3.
-        evaluator: the command line of an evaluator that runs beside it. None (default): none.
         evaluator_timeout: the seconds for the last evaluation after the command. Default 600.
 
     Returns:
@@ -93,8 +89,6 @@ def _start_evaluator(
     """Start an evaluator's process; return its context, or one of None without a command.
 
     Args:
-        command: the evaluator's command line; None for no evaluator.
-        cluster: the tasks.
         has_logs: whether its log goes to the cluster's directory, False for this terminal.
     """
     if command is None:
@@ -145,13 +139,7 @@ def _close(cluster: LocalCluster) -> None:
 
 
 class _LocalRun(ScriptRun):
-    """A run whose tasks are processes of this command.
-
-    Args:
-        command: the script's command line.
-        cluster: the tasks.
-        state: decides about restarts.
-    """
+    """A run whose tasks are processes of this command."""
 
     def __init__(self, command: Sequence[str], cluster: LaunchedCluster, state: RunState) -> None:
         super().__init__(command, cluster.description, state, "kerasps launch")

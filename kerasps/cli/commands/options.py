@@ -47,11 +47,8 @@ def add_command(
     """Add a command, and return its parser, which the parsed arguments have as `parser`.
 
     Args:
-        commands: receives the command.
-        name: its name.
         summary: its line in the list of commands.
         description: the text of its help before the options.
-        epilog: the text after them. Default None: no text.
         runs_script: whether a script and its arguments follow the options.
     """
     command: argparse.ArgumentParser = commands.add_parser(

@@ -59,9 +59,6 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan of a script.
 
-    Args:
-        args: the parsed arguments.
-
     Returns:
         The exit code.
     """

@@ -45,9 +45,6 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show a run.
 
-    Args:
-        args: the parsed arguments.
-
     Returns:
         The exit code.
     """

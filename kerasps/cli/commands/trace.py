@@ -46,9 +46,6 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trace a training.
 
-    Args:
-        args: the parsed arguments.
-
     Returns:
         The exit code.
     """

@@ -43,7 +43,6 @@ def show(target: str | None, *, once: bool, as_json: bool, interval_s: float) ->
             this user on this machine.
         once: whether to show it once. This also holds if the output is not a terminal.
         as_json: whether to print one status as JSON.
-        interval_s: seconds between two requests.
 
     Returns:
         The exit code.

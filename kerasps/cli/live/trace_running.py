@@ -19,8 +19,6 @@ def trace_running(log_dir: str, seconds: float, pid: int | None) -> int:
     """Record the tasks of a running training, write the files, and print what limits it.
 
     Args:
-        log_dir: the directory for the files.
-        seconds: the time to record.
         pid: the process of the training's script on this machine. None takes the cluster in
             TF_CONFIG, else that of the only training on this machine.
 

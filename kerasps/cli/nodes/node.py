@@ -116,13 +116,7 @@ def train(command: Sequence[str], description: ClusterDescription, options: Node
 
 
 def end_without_script(description: ClusterDescription, options: NodeOptions, code: int) -> None:
-    """Announce to the tasks that the run has ended, if this node is its chief and has no script.
-
-    Args:
-        description: the cluster, as this node sees it.
-        options: the settings of this node.
-        code: the exit code.
-    """
+    """Announce to the tasks that the run has ended, if this node is its chief and has no script."""
     chief = chief_of(description)
     if chief is None or chief[0] != description.task:
         return

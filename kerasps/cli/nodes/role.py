@@ -91,11 +91,6 @@ def find_role(options: RoleOptions, variables: Mapping[str, str], hostname: str)
     The order is: the options, TF_CONFIG, Vertex AI's CLUSTER_SPEC, the variables of JobSet, those
     of Slurm, those of SageMaker.
 
-    Args:
-        options: the options of the command line.
-        variables: the environment.
-        hostname: the name of this machine.
-
     Raises:
         ClusterConfigError: no source has a role, or the first that has one is wrong.
     """

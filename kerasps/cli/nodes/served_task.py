@@ -50,7 +50,6 @@ def serve_task(
     """Serve a task until a signal, or until the end that `until` watches for.
 
     Args:
-        description: the cluster, as this task sees it.
         name: the command, for its output.
         bind: the address to listen on; None for that of the task's entry.
         mode: the process that drives the steps: `"coordinator"` or `"worker"`.
@@ -123,9 +122,7 @@ def end_of_run(
 
     Args:
         name: the command, for its output.
-        description: the cluster, as this task sees it.
         chief: the `"host:port"` of the chief.
-        mode: the process that drives the steps.
         timeout_s: the task ends if no process listens at `chief` for this many seconds.
     """
     watch = RunEndWatch(

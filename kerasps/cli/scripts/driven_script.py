@@ -22,10 +22,7 @@ class DrivenScript:
     It restarts a script that a signal ends.
 
     Args:
-        command: the script's command line.
-        env: its environment.
         max_restarts: the number of restarts within an hour.
-        say: prints a text.
     """
 
     def __init__(

@@ -162,7 +162,6 @@ class RunState:
         """Record an event, and yield the commands to carry out.
 
         Args:
-            event: the event.
             now: the time in seconds; it never decreases.
         """
         if isinstance(event, PSDied):

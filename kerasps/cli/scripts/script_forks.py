@@ -28,11 +28,7 @@ _ROUNDS = 5
 
 
 class ScriptForks:
-    """The processes that descend from the starts of one script, known by a mark.
-
-    Args:
-        port: the port of the script's server.
-    """
+    """The processes that descend from the starts of one script, known by a mark."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -17,12 +17,6 @@ class ScriptProcess:
     """One life of a script. It ends with this process, however that ends.
 
     Thread: make it in the main thread (see `end_with_parent`).
-
-    Args:
-        command: the script's command line.
-        env: its environment.
-        stdin: as for `subprocess.Popen`. Default None: this process's.
-        output: the file for its stdout and stderr. Default None: this process's.
     """
 
     def __init__(
@@ -95,7 +89,6 @@ def idle_tasks(
 
     Args:
         strategies: where it has made strategies (`ScriptProcess.strategies`).
-        description: the cluster.
         driven: True if each worker runs the script. Default False.
     """
     if "connected" in strategies:

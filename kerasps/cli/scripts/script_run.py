@@ -49,7 +49,6 @@ def script_environment(
 
     Args:
         description: the cluster, as that task sees it.
-        variables: the environment to start from.
     """
     env = child_environment(variables)
     env["TF_CONFIG"] = json.dumps(description.as_tf_config())
@@ -67,9 +66,6 @@ class ScriptRun:
     This class does not touch the tasks. A subclass may end and start them.
 
     Args:
-        command: the script's command line.
-        description: the cluster, as the chief sees it.
-        state: makes the decisions.
         name: the name of the command, for its output.
         variables: environment variables of the script, besides those of this process.
     """
@@ -104,7 +100,6 @@ class ScriptRun:
 
         Args:
             received: the signals that the launcher has received, in order; the list grows.
-            evaluator: the evaluator to watch meanwhile.
 
         Raises:
             TaskStartError: the tasks did not start.

@@ -65,11 +65,7 @@ class Signals:
         return new
 
     def to_pass_on(self, new: Iterable[signal.Signals]) -> list[signal.Signals]:
-        """Return the signals to pass on to the script now.
-
-        Args:
-            new: the result of `new`.
-        """
+        """Return the signals to pass on to the script now."""
         due = [number for number in new if number in FORWARDED]
         return [*due, signal.SIGINT] if self._is_interrupt_due() else due
 

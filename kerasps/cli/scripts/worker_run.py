@@ -38,8 +38,6 @@ class WorkerRun:
     Worker 0 is the chief, and uses the terminal. The others write to log files.
 
     Args:
-        command: the script's command line.
-        cluster: the ps tasks, and the addresses of the workers.
         max_restarts: the number of restarts of each worker within an hour.
     """
 
@@ -69,7 +67,6 @@ class WorkerRun:
 
         Args:
             received: the signals that the launcher has received, in order; the list grows.
-            evaluator: the evaluator to watch meanwhile.
         """
         signals = Signals(received)
         for worker in range(len(self._cluster.description.jobs["worker"])):

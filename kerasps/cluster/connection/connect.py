@@ -67,7 +67,6 @@ def connect_to_tasks(
 
     Args:
         cluster: the cluster, seen from its chief.
-        protocol: TensorFlow's name of the protocol between tasks. Default: gRPC.
         own_task: the type and index of this process, for errors. Default: the chief.
 
     Raises:

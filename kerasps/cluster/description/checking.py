@@ -40,10 +40,6 @@ def checked_cluster(
     """Check a cluster, and this process's place in it, and return their description.
 
     Args:
-        cluster: lists of addresses by job.
-        task_type: the job of this process.
-        task_index: its index there.
-        source: the origin of these, for the message.
         needs_chief: as for `read_tf_config`.
         may_be_sparse: whether the addresses of tasks that a sparse specification leaves out may be
             empty.
@@ -205,9 +201,6 @@ def reject(
 
     Args:
         what: the mistake, without a full stop.
-        expected: the text after "Expected:".
-        received: the text or value after "Received:".
-        source: the origin of the description. Default: TF_CONFIG.
         advice: a sentence to put before the usual advice, with a space at its end.
 
     Raises:

@@ -114,10 +114,6 @@ def require_chief(
 ) -> ClusterDescription:
     """Return `description` if this process is the chief, else raise.
 
-    Args:
-        description: the cluster, and this process's place in it.
-        source: the origin of the description, for the message. Default: TF_CONFIG.
-
     Raises:
         ClusterConfigError: this process is another task.
     """

@@ -27,7 +27,6 @@ def with_names_of_here(cluster: object, *, source: str) -> Any:
 
     Args:
         cluster: addresses by job. Anything but a mapping is returned unchanged.
-        source: its origin, for the message.
 
     Raises:
         ClusterConfigError: it has both a chief and a master.
@@ -59,12 +58,6 @@ def without_gaps_left_out(
 
     TFJob gives a dynamic worker `{"worker": {"3": "host:2222"}, "ps": [...]}`, and a ps a list that
     contains only itself, whatever its index.
-
-    Args:
-        cluster: the specification.
-        task_type: the job of this task.
-        task_index: its index there.
-        source: the origin of the specification, for the message.
 
     Raises:
         ClusterConfigError: an index in it is not a whole number.
@@ -104,9 +97,6 @@ def with_worker_as_chief(
     The indices of the workers after it decrease by one, as in `tf.estimator` for worker 0.
 
     Args:
-        cluster: addresses by job.
-        task_type: the job of this task.
-        task_index: its index there.
         chief: `"worker:0"`, or another worker.
 
     Returns:

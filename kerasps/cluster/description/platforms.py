@@ -68,7 +68,6 @@ def from_jobset(
     """Return the cluster of a JobSet, in which each task is a job of one pod.
 
     Args:
-        variables: the environment.
         sizes: the numbers of tasks; `num_workers` is required.
         hostname: the name of this pod, `<jobset>-<role>-<job>-<pod>`.
     """
@@ -181,12 +180,6 @@ def from_sagemaker(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescrip
 
 def by_rank(hosts: Sequence[str], rank: int, sizes: Sizes, *, source: str) -> ClusterDescription:
     """Return the cluster of a list of nodes: the chief, the ps, and then the workers.
-
-    Args:
-        hosts: the addresses.
-        rank: the index of this node in the list.
-        sizes: the numbers of tasks.
-        source: the origin of the hosts, for the message.
 
     Raises:
         ClusterConfigError: there are too few nodes, or more than the tasks in `sizes`.

@@ -90,9 +90,6 @@ class WorkerDevices:
 
         With its soft placement, TensorFlow would use other devices in place of missing ones.
 
-        Args:
-            addresses: the addresses of the workers, for the message.
-
         Raises:
             ValueError: a worker lacks one.
         """

@@ -42,9 +42,7 @@ class CloseCallbacks:
 
         Args:
             how: a clause that says what closes the cluster, and where.
-            processes: the process of each task.
             watch: the watch, which must not report or restart processes that end.
-            end: ends the tasks.
         """
         if not self._callbacks:
             return end()

@@ -37,9 +37,6 @@ _LOOPBACK = "127.0.0.1"
 def as_resolver(given: Any) -> ClusterResolver:
     """Return the cluster resolver that was passed to a strategy.
 
-    Args:
-        given: a cluster resolver, or a `LocalCluster`, which has one.
-
     Raises:
         ClusterConfigError: it is any other object.
     """
@@ -86,9 +83,6 @@ def check_cluster_resolver(resolver: ClusterResolver) -> ClusterDescription:
     If a cluster lists no chief, as in TensorFlow's guides, this process becomes its chief, at a
     free port of this machine. The port stays the same for as long as the process lives.
 
-    Args:
-        resolver: a `tf.distribute.cluster_resolver.ClusterResolver`.
-
     Returns:
         The cluster, and this process's place in it.
 
@@ -108,7 +102,6 @@ def describe_resolver(resolver: ClusterResolver, *, needs_chief: bool = True) ->
     """Return the cluster that a resolver describes, and this process's place in it.
 
     Args:
-        resolver: a `tf.distribute.cluster_resolver.ClusterResolver`.
         needs_chief: as for `read_tf_config`.
 
     Raises:

@@ -88,11 +88,6 @@ def check_is_wanted(
 ) -> None:
     """Check that a further call of the constructor means the connected cluster, and its ps run.
 
-    Args:
-        arguments: the arguments of the call.
-        expected: the arguments of the first call.
-        processes: the process of each task of the cluster.
-
     Raises:
         ClusterConfigError: an argument differs.
         PSLostError: a ps has ended.

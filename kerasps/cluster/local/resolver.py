@@ -19,9 +19,6 @@ class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver)
 
     So with `ParameterServerStrategy(LocalCluster(2, 1).cluster_resolver)`, the cluster lives as
     long as the strategy.
-
-    Args:
-        local_cluster: the cluster.
     """
 
     def __init__(self, local_cluster: LocalTasks) -> None:
@@ -82,11 +79,7 @@ def with_jobs_renamed(resolver: ClusterResolver) -> ClusterResolver:
 
 
 def resolver_of_tf_config(description: ClusterDescription) -> ClusterResolver:
-    """Return the cluster resolver of TF_CONFIG.
-
-    Args:
-        description: the cluster, as it was read from TF_CONFIG.
-    """
+    """Return the cluster resolver of TF_CONFIG."""
     resolvers = tf.distribute.cluster_resolver
     if os.environ.get(CHIEF_VARIABLE):  # TensorFlow's resolver would find no chief
         spec = tf.train.ClusterSpec(description.as_cluster_spec())

@@ -23,9 +23,6 @@ class ClusterUpdates:
     When its cluster changes, TensorFlow calls each member and waits for the answer. So the same
     update removes unavailable workers, and there is one update at a time. Thread: a separate one,
     which calls `run`.
-
-    Args:
-        shared: knows the status of each task, and records reconnected workers.
     """
 
     def __init__(self, shared: SharedPresence) -> None:

@@ -20,9 +20,6 @@ class Departures:
     A worker that is about to leave waits until the coordinator dismisses it. While a training uses
     the workers (see `in_use`), it calls `dismiss` for each that has no steps or results any more.
     While nobody uses them, `idle` returns those to dismiss. Thread: any.
-
-    Args:
-        shared: knows the workers that are about to leave, and records those that have left.
     """
 
     def __init__(self, shared: SharedPresence) -> None:

@@ -29,8 +29,6 @@ class MemberPoll:
     Thread: a separate one, which calls `run`.
 
     Args:
-        shared: records the answers.
-        departures: dismisses workers.
         resolve: returns the current addresses of the workers, by index; called repeatedly.
     """
 

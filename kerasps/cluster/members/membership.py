@@ -62,7 +62,6 @@ class Membership:
     tasks, and records failed calls. Thread: any.
 
     Args:
-        addresses: the `"host:port"` of each worker and ps.
         resolve: returns the current addresses of the workers, by index; called repeatedly.
     """
 

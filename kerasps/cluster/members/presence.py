@@ -79,9 +79,7 @@ class Presence:
     """The status of each worker and ps.
 
     Args:
-        addresses: the `"host:port"` of each task.
         limit_s: the seconds without an answer after which a task counts as hung.
-        now: the time.
     """
 
     def __init__(self, addresses: Mapping[Task, str], *, limit_s: float, now: float) -> None:
@@ -192,8 +190,6 @@ class Presence:
         """Record the answers of tasks to the probe of the last `tick`; return the changes.
 
         Args:
-            answers: the answer of each task.
-            now: the time.
             answer_s: the time limit of the answers. If more time has passed, this process was
                 delayed, and the rest does not count as silence.
         """
@@ -223,12 +219,7 @@ class Presence:
         return noticed
 
     def count_silent_as_hung(self, answers: Mapping[Task, Answer], now: float) -> list[Noticed]:
-        """Count workers that did not answer as hung at once, since a cluster update waits for them.
-
-        Args:
-            answers: the answer of each task.
-            now: the time.
-        """
+        """Count silent workers as hung at once, since a cluster update waits for them."""
         return [
             self._become(task, Status.HUNG, now, answer.value, self._silent_s(task))
             for task, answer in answers.items()

@@ -37,7 +37,6 @@ def wait_until_reachable(
     first. After 3, 6, 12 … seconds it logs the tasks that it waits for.
 
     Args:
-        addresses: the `"host:port"` of each task, keyed by (task type, task index).
         timeout_s: the time limit in seconds for all of them together. None (default) takes
             KERASPS_CONNECT_TIMEOUT, else 60.
 
@@ -97,10 +96,6 @@ def unreachable(
     addresses: Mapping[tuple[str, int], str], timeout_s: float
 ) -> dict[tuple[str, int], str]:
     """Try to connect to each task once, and return the reason for each one that failed.
-
-    Args:
-        addresses: the `"host:port"` of each task, keyed by (task type, task index).
-        timeout_s: the time limit of each attempt, in seconds.
 
     Returns:
         The reason for each task that could not be reached, keyed like `addresses`.

@@ -25,9 +25,6 @@ class SharedPresence:
     event and a query must see the same state, hold `changed` for both, and pass the changes that
     the event returned to `follow` after releasing it. Thread: any.
 
-    Args:
-        addresses: the `"host:port"` of each worker and ps.
-
     Attributes:
         presence: the status of each task.
         lock: guards `presence`.

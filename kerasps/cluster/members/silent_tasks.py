@@ -20,7 +20,6 @@ def silent_killed(processes: Mapping[Task, TaskProcess], watch: TaskWatch) -> It
     """In this context, kill processes that do not answer, so that nobody waits for them.
 
     Args:
-        processes: the process of each task.
         watch: the watch, which must not report or restart the killed processes.
     """
 

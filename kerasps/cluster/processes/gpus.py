@@ -16,9 +16,6 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     """Return the GPUs that CUDA would show to a process, as CUDA_VISIBLE_DEVICES names them.
 
     This does not call TensorFlow, with which this process would allocate memory on them.
-
-    Args:
-        environ: the environment of the process.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -33,7 +30,6 @@ def worker_gpus(num_workers: int, gpus: list[str]) -> list[str] | None:
     """Return the CUDA_VISIBLE_DEVICES of each worker, None if there is nothing to split.
 
     Args:
-        num_workers: the number of workers that share the GPUs of this machine.
         gpus: the GPUs, as CUDA_VISIBLE_DEVICES names them.
 
     Returns:

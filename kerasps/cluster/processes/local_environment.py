@@ -12,8 +12,6 @@ def task_environment(task_type: str, task_index: int, num_workers: int) -> dict[
     """Return the environment of the process of a task, without TF_CONFIG.
 
     Args:
-        task_type: `"worker"` or `"ps"`.
-        task_index: the index of the task in its job.
         num_workers: the number of workers that share the GPUs of this machine.
     """
     env = child_environment(os.environ)

@@ -292,8 +292,6 @@ def last_lines(file: Path, count: int = LAST_LINES, *, begin: int = 0) -> str:
     """Return the last `count` lines of a text file, without reading all of it; empty if missing.
 
     Args:
-        file: the file.
-        count: the maximum number of lines.
         begin: the byte at which to begin. Default 0.
     """
     try:

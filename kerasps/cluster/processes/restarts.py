@@ -67,12 +67,7 @@ class RestartBudget:
         return len(self._within_the_hour(task, now)) < self._max_restarts
 
     def grant(self, task: Task, now: float) -> Restart | None:
-        """Return the next restart of a task that has died, None if there were too many.
-
-        Args:
-            task: its type and index.
-            now: the time in seconds.
-        """
+        """Return the next restart of a task that has died, None if there were too many."""
         before = self._within_the_hour(task, now)
         if len(before) >= self._max_restarts:
             return None

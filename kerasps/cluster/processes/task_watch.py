@@ -58,7 +58,6 @@ class TaskWatch:
     Args:
         processes: the process of each task. The cluster may add to them; after `start`, under
             `lock`.
-        budget: grants restarts of workers.
         on_death: called in the thread of the watch with each `Death`, outside of `lock`.
     """
 

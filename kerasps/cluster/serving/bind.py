@@ -61,7 +61,6 @@ def listening_on(
 
     Args:
         address: an IP address of this machine. None does not change the server's address.
-        port: the port that the server is told to listen on.
         libraries: the pattern of the names of the libraries that start a server. Default: those of
             TensorFlow.
         held: the sockets that keep the port for the server. None (default) if there are none. If

@@ -29,9 +29,7 @@ def open_first_context(server_def: Any, host: str, port: int) -> None:
     """Open a permanent context in a server of this machine before other processes connect to it.
 
     Args:
-        server_def: the server's `tf.train.ServerDef`.
         host: an IP address of this machine that the server listens on.
-        port: the port that it listens on.
 
     Warns:
         RuntimeWarning: the server has refused.

@@ -27,7 +27,6 @@ class HeldPort:
     """The sockets that reserve a port for a server of this process.
 
     Args:
-        port: the port.
         sockets: the sockets, which are bound to it and do not listen.
     """
 

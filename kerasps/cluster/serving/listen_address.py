@@ -34,7 +34,6 @@ def listen_address(description: ClusterDescription, bind: str | None = None) -> 
     """Return the IP address that the server of this task must listen on, None for all addresses.
 
     Args:
-        description: the cluster, and the task of this process in it.
         bind: a host name or an IP address of this machine; `0.0.0.0`, `::` and `*` stand for all.
             None (default) takes the host of the task's entry.
 
@@ -67,7 +66,6 @@ def is_of_this_machine(address: str, hostname: str) -> bool:
     """Return whether the host of an address is this machine.
 
     Args:
-        address: the `"host:port"`.
         hostname: the name of this machine, which need not resolve to an address that it has.
     """
     try:
@@ -98,10 +96,6 @@ def coordinator_listen_address(
     Like `listen_address`, with the environment variable KERASPS_BIND as the argument `bind`. If the
     whole cluster is on the loopback, the variable is ignored: it is meant for the machine's network
     addresses.
-
-    Args:
-        cluster: the cluster, seen from its chief.
-        environ: the environment of the coordinator's process. Default: that of this process.
 
     Raises:
         ClusterConfigError: KERASPS_BIND is not an address of this machine; or it is not set, and

@@ -43,9 +43,7 @@ def check_port(address: str, listens_on: str | None, task: tuple[str, int]) -> N
     TensorFlow's error names neither the port nor the reason.
 
     Args:
-        address: the `"host:port"` of the server.
         listens_on: the IP address where it will listen; None for all addresses.
-        task: the type and index of the server's task.
     """
     # The address is numeric, so this makes no query.
     family, kind, _, _, place = socket.getaddrinfo(
@@ -70,10 +68,7 @@ def no_server(
     """Return the error for a server that cannot start in the process of a script.
 
     Args:
-        address: the `"host:port"` of the server.
         reason: the system's or TensorFlow's text.
-        task: the type and index of the server's task.
-        in_use: True if another process has the port.
     """
     port = split_address(address)[1]
     task_type, task_index = task

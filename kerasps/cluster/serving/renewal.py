@@ -59,12 +59,7 @@ class End(Protocol):
 
 
 class CoordinatorWatch:
-    """Detects that the coordinator of this task has ended.
-
-    Args:
-        port: the port of this task.
-        coordinator: the `"host:port"` of the coordinator.
-    """
+    """Detects that the coordinator of this task has ended."""
 
     def __init__(self, port: int, coordinator: str) -> None:
         self._port = port
@@ -101,8 +96,6 @@ class AfterTheEnd:
     """Ends a task when an event has happened and nobody is connected to the task any more.
 
     Args:
-        address: the `"host:port"` of this task.
-        has_come: returns whether the event has happened.
         linger_s: the seconds after the event to wait at most for the connections to close.
     """
 

@@ -50,8 +50,6 @@ def ask_run_end(
     Another process may listen there: the coordinator, while the script runs.
 
     Args:
-        chief: the `"host:port"` of the chief.
-        task: the type and index of the task that asks.
         ended_with: the exit code of the task's script, if that has ended. Default None.
         timeout_s: the time limit in seconds for the connection, and for each part of the answer.
 
@@ -75,13 +73,7 @@ def ask_run_end(
 
 
 def wait_for_run_end(chief: str, task: Task, *, timeout_s: float) -> int | None:
-    """Ask for the exit code of a run whose chief has ended; return None if there is none in time.
-
-    Args:
-        chief: the `"host:port"` of the chief.
-        task: the type and index of the task that asks.
-        timeout_s: the time limit in seconds.
-    """
+    """Return the exit code of a run whose chief has ended; None if there is none in time."""
     deadline = time.monotonic() + timeout_s
     code = None
     while code is None and time.monotonic() < deadline:
@@ -100,7 +92,6 @@ class RunEndAnnouncer:
     that is not 0.
 
     Args:
-        address: the IP address of this machine to listen on; None for all.
         port: the chief's port, on which nobody listens any more.
         code: the exit code, from 0 to 255.
         tasks: the tasks that need an answer.
@@ -169,7 +160,6 @@ class _RunEnd:
     """The end of a run: its exit code, and the tasks that still run. Thread: any.
 
     Args:
-        code: the exit code of the chief's script.
         waits_for: the tasks that have to end first.
     """
 
@@ -245,12 +235,9 @@ class RunEndWatch:
     closed.
 
     Args:
-        chief: the `"host:port"` of the chief.
-        task: the type and index of this task.
         timeout_s: the seconds after which the task gives up with `CODE_OF_LOST`, if nobody listens
             at that address.
         port: the port of this task. None (default) for a task without a server, which always asks.
-        say: prints a text about the end. Default: nothing is printed.
     """
 
     def __init__(

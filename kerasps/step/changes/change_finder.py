@@ -21,13 +21,7 @@ _Rule = Callable[["_Walk", tf.Operation, tf.Tensor], Form | None]
 
 
 def find_form(sources: Sources, owner: Owner, new: tf.Tensor) -> Form:
-    """Return the form of a new value. Call in the graph in which the form is used.
-
-    Args:
-        sources: knows the tensors that are the old value.
-        owner: the owner of the old value.
-        new: the new value.
-    """
+    """Return the form of a new value. Call in the graph in which the form is used."""
     form = _Walk(sources, owner).of(new)
     if form is None or (is_number(form.change.scale) and form.change.scale == 0):
         return Form.of_value(_constant(new, new), is_exact=form is None or form.is_exact)
@@ -53,8 +47,6 @@ class _Walk:
     """The walk from one new value back to the old one.
 
     Args:
-        sources: knows the tensors that are the old value.
-        owner: the owner of the old value.
         in_branch: whether it walks through the graph of a branch, whose tensors are `SOME` here.
     """
 

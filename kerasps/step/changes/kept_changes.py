@@ -50,11 +50,6 @@ class Scratch(Protocol):
 class KeptChange:
     """The change of a variable in one stage of a step, kept in scratch resources.
 
-    Args:
-        scratch: the resources.
-        variable: the variable.
-        stage: the number of the stage.
-
     Attributes:
         forms: the forms that were added, in the order in which they were traced.
         keys: the keys of the fields.
@@ -70,8 +65,6 @@ class KeptChange:
         """Add the change of one assignment, in the graph of its branch.
 
         Args:
-            form: the form of the new value.
-            new: the new value.
             is_state: False for a metric's state, of which the value leaves the step.
         """
         self.forms.append(form)

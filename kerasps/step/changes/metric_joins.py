@@ -19,7 +19,6 @@ def metric_joins(
     """Return the join of each metric's state; None for a state that cannot be joined.
 
     Args:
-        sources: knows which tensors depend on the states.
         forms_of: the states, with the forms of the new values that the step has given each.
     """
     of_metrics = sources.mask({id(variable) for variable, _ in forms_of})
@@ -53,11 +52,6 @@ def check_metrics(
     method: str, metrics: Iterable[ParameterServerVariable], joins: Sequence[Join | None]
 ) -> None:
     """Check that the states of all metrics can be joined.
-
-    Args:
-        method: the name of the method that the step calls.
-        metrics: the states.
-        joins: their joins.
 
     Raises:
         UnsupportedError: one cannot. Workers compute it from parts of the data, and no rule makes

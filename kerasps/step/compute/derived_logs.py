@@ -46,10 +46,7 @@ def derived_logs(
     """Return the logs that follow from the states of metrics at the end of the step.
 
     Args:
-        phase: the phase that traced the step.
-        graph: the graph of the step.
         returned: the logs that the step returned; those that are results of metrics do not count.
-        method: the name of the method that the step calls.
 
     Raises:
         UnsupportedError: a log depends on such a state, and on something else.

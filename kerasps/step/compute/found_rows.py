@@ -23,7 +23,6 @@ def rows_found(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
     """Return the rows that a look-up finds.
 
     Args:
-        table: the rows of the table in this step.
         number: the index of the look-up among those of the table.
         ids: the ids to look up, of any shape.
 
@@ -49,11 +48,7 @@ def rows_found(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
 
 
 class GradientSums:
-    """Makes gradients of tables dense, and knows the addends of each.
-
-    Args:
-        tables: the rows of each table in this step, by the table.
-    """
+    """Makes gradients of tables dense, and knows the addends of each."""
 
     def __init__(self, tables: Mapping[ParameterServerVariable, TableRows]) -> None:
         # The table and the index of each look-up, by its positions.

@@ -54,7 +54,6 @@ class ModelMethod:
     """A method of a model (see `Method`).
 
     Args:
-        model: the `keras.Model`.
         method: the name of the method: `"train_step"`, `"test_step"` or `"predict_step"`.
     """
 

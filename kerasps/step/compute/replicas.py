@@ -40,9 +40,6 @@ class Lockstep(Generic[_Result]):
 
     One replica runs at a time, in the order of their numbers: after a meeting, the second goes on
     only when the first has reached the next meeting or its end.
-
-    Args:
-        bodies: the functions of the replicas.
     """
 
     def __init__(self, bodies: Sequence[Callable[[], _Result]]) -> None:
@@ -157,10 +154,6 @@ class Replicas:
     """The replicas of a step, in the graph that is being traced.
 
     Args:
-        strategy: the strategy, which is current in the step.
-        inventory: the variables that earlier traces have met.
-        inputs: the arguments of the graph, by replica.
-        trains_bare: whether optimizers may be given bare `tf.Variable`s.
         has_gpu: whether all replicas compute on GPUs.
 
     Attributes:
@@ -232,9 +225,7 @@ class Replicas:
         """Apply an optimizer to the sums of all replicas' gradients. Thread: that of a replica.
 
         Args:
-            phase: the phase of the replica.
             apply: applies the optimizer to gradients.
-            gradients: the gradients of the replica.
         """
         if self._is_applying:  # inside another optimizer, such as one that scales losses
             apply(gradients)

@@ -48,8 +48,6 @@ class Returned:
         """Return the record for the logs that a step returned.
 
         Args:
-            logs: the logs.
-            model: the step's model.
             results: the results of metrics during the step.
         """
         scalars = _scalars(logs)

@@ -21,7 +21,6 @@ def place_scalars(graph: tf.Graph, inputs: Iterable[tf.Tensor], devices: Sequenc
     """Place operations on scalars alone on the CPU. Call at the end of a trace, in its graph.
 
     Args:
-        graph: the graph.
         inputs: the inputs of the graph that are on the CPU, such as pulled values; only small ones
             count.
         devices: the devices that compute. Operations on other devices stay where the user put them.

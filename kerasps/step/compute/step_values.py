@@ -57,7 +57,6 @@ class StepValues:
 
     Args:
         inventory: the variables that earlier traces have met; this trace adds scratch resources.
-        inputs: this replica's share of the arguments of the traced graph.
 
     Attributes:
         assigned: the variables that the step has assigned.

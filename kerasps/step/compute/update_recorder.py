@@ -107,9 +107,6 @@ class _Pending:
 class UpdateRecorder:
     """Records the calls of optimizers in a step while it is traced.
 
-    Args:
-        phase: the phase that traces the step.
-
     Attributes:
         updates: the updates that the ps run. Complete after `finish`.
         updated: the variables that the updates recorded so far change.

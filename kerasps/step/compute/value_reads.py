@@ -29,7 +29,6 @@ class ValueReads:
         """Return a tensor that represents the value of a variable.
 
         Args:
-            variable: the variable.
             value: its value in this step; zeros if the step has only rows of it.
         """
         note_read(variable)  # before the cast, so that a GradientTape sees the read

@@ -122,7 +122,6 @@ class StateChange:
         """Return the change, and the tensors that a step sends for it.
 
         Args:
-            variable: the variable.
             after: the number of updates before it.
             change: the change; its tensors may have any shape that broadcasts to the variable's.
             replaces: as the attribute.

@@ -65,7 +65,6 @@ def repeats_draws(graph_def: tf.compat.v1.GraphDef, *, compiled: bool) -> bool:
     """Return True if copies of a graph would draw the same random numbers.
 
     Args:
-        graph_def: the graph, with its functions.
         compiled: whether XLA compiles it. Then it ignores seeds, and begins the same in each
             process.
     """
@@ -100,11 +99,9 @@ def with_draws_of_step(
     """Return a concrete function that draws by its step's count, and else does the same.
 
     Args:
-        function: the concrete function of the compute phase.
         counts: the name of the input that has the count of the step, by replica.
         replica_of: returns the replica of an operation, by its place in the graph.
         make: makes a concrete function with the arguments of `function`.
-        compiled: whether XLA compiles it.
     """
     graph = function.graph
     graph_def = graph.as_graph_def()
@@ -156,12 +153,7 @@ def _tensors(leaves: Iterable[object]) -> list[tf.Tensor]:
 
 
 class _Rewriting:
-    """Replaces the operations that draw by seeds, in a graph and its functions.
-
-    Args:
-        functions: the functions that the graph calls.
-        compiled: whether XLA compiles it.
-    """
+    """Replaces the operations that draw by seeds, in a graph and its functions."""
 
     def __init__(self, functions: Iterable[Function], *, compiled: bool) -> None:
         self._compiled = compiled
@@ -179,7 +171,6 @@ class _Rewriting:
 
         Args:
             count: the name of the input that has the count of the step.
-            graph: the graph that has the input.
         """
         dtype = graph.get_tensor_by_name(f"{count}:0").dtype.as_datatype_enum
         cast = self.node("Cast", f"{_ARGUMENT}/{count}/cast", [count], SrcT=dtype, DstT=_INT64)
@@ -218,7 +209,6 @@ class _Rewriting:
         """Return copies of nodes that draw by the step's seeds, and the new names of outputs.
 
         Args:
-            nodes: the nodes of a graph or of a function.
             seeds: for each, the name of the tensor with the seeds of the step.
             in_function: whether inputs are named as in a function.
         """

@@ -65,12 +65,7 @@ class Written:
 
 
 def can_replace(node: tf.compat.v1.NodeDef, *, compiled: bool) -> bool:
-    """Return True if there is a counterpart of an operation.
-
-    Args:
-        node: the operation.
-        compiled: whether XLA compiles it.
-    """
+    """Return True if there is a counterpart of an operation."""
     if compiled:
         return node.op in COMPILED
     if node.op in ALIKE:
@@ -254,8 +249,6 @@ def _sampled(
 
     Args:
         attributes: those of the sampler.
-        seed: its seed.
-        true: the true classes.
         draw: draws a number of classes by a seed.
         probability: returns the probabilities of classes, which are float64 numbers.
     """

@@ -29,7 +29,6 @@ class JointChange:
     """The change of one shard in the open joint of its ps.
 
     Args:
-        change: the change of the variable.
         specs: the specs of the fields that a push brings.
     """
 

@@ -119,7 +119,6 @@ class _Aside:
     """The contents of the pushes to the open joint of one ps.
 
     Args:
-        changes: the changes of the step on that ps.
         specs: the specs of a message that arrives.
     """
 
@@ -205,8 +204,6 @@ class DeviceJoints:
     """The joints of one ps for one step.
 
     Args:
-        device: the device of the ps.
-        mutex: returns the lock of a device, by the device's name.
         num_backups: the number of workers that a joint does not wait for.
     """
 
@@ -261,7 +258,6 @@ class DeviceJoints:
         """Buffer a push, and apply the joint if the push completes it. Call with the lock held.
 
         Args:
-            lanes: the handle of the ps's table of lanes.
             message: the message of the worker. Its clock is the number of its joint. Its lane is
                 the complement of the lane if the push arrives without content.
             places: the places of the rows that gradients of tables have.
@@ -353,8 +349,6 @@ class Joints:
     """The joints of a step, on all ps that it pushes to.
 
     Args:
-        devices: the devices of the ps.
-        mutex: returns the lock of a device, by the device's name.
         num_backups: the number of workers that a joint does not wait for.
     """
 

@@ -110,7 +110,6 @@ class DevicePull:
     """The pull from one ps, and the function that it runs there.
 
     Args:
-        device: the device of the ps.
         dense: the shards that are read whole.
         groups: the shards of groups of tables that are read by rows.
         fused: the fused variables, which hold some of `dense`.
@@ -247,7 +246,6 @@ class RoundPull:
     Args:
         dense: variables that are pulled whole.
         fused: the fused variables, which hold some of `dense`.
-        found: the row requests of the round.
         clocks: for each ps whose clock the round reads, the function that reads it, by device.
         devices: ps to pull from even if only their clocks are read.
     """
@@ -287,7 +285,6 @@ class RoundPull:
         """Ask every ps for the rows that some steps need, in one message each.
 
         Args:
-            handles: see `StepContext`.
             steps: the known tensors of each step, as `StepContext.known`.
         """
         requests = [self.round.requests(handles, known) for known in steps]
@@ -327,7 +324,6 @@ class PullPhase:
 
     Args:
         dense: the variables that are pulled whole, in the first round.
-        rounds: the rounds in which rows are requested.
         fused: the fused variables, which hold some of `dense`.
         clocks: for each ps that the step pushes to, the function that reads its clock, by device.
         needs_clocks: whether to read also the clocks of ps from which the step reads nothing else.
@@ -381,7 +377,6 @@ class PullPhase:
         Each message costs the worker and the ps some 0.2 ms, however short it is.
 
         Args:
-            handles: see `StepContext`.
             steps: the batches of each step, by the names of the compute phase's inputs.
 
         Returns:
@@ -418,7 +413,6 @@ def _end_to_end(
     Args:
         lengths: vectors of the lengths of the parts, some in each.
         parts: vectors that hold the parts, some in each.
-        num_parts: the number of parts.
     """
     return parts[0] if num_parts == 1 else tf.concat([*lengths, *parts], 0)
 

@@ -28,11 +28,7 @@ class DevicePush:
     """The push to one ps, and the function that it runs there.
 
     Args:
-        device: the device of the ps.
-        changes: the changes of the step there.
         pulls: the pulls from the same ps.
-        mutex: returns the lock of a device, by the device's name.
-        rule: decides when a push takes effect.
 
     Attributes:
         tables: the runs of shards whose gradients are rows, those of a group together.
@@ -113,14 +109,11 @@ class PushPhase:
     """The push of a step (see `StepPhase`), to each ps that it changes.
 
     Args:
-        changes: the changes of the step.
         pulls: all pulls of the step.
-        mutex: returns the lock of a device, by the device's name.
-        rule: decides when a push takes effect.
 
     Attributes:
-        changes: as given.
-        rule: as given.
+        changes: the changes of the step.
+        rule: decides when a push takes effect.
     """
 
     def __init__(

@@ -15,8 +15,6 @@ class SeedDraw:
 
     Args:
         seeds: the stand-ins of the generators' states, on one ps (see `variables.StandIns`).
-        draws: the number of seeds that a step draws from each.
-        mutex: returns the lock of a device, by the device's name.
     """
 
     def __init__(

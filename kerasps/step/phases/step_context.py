@@ -50,9 +50,7 @@ class ReplicaInputs:
     """The inputs of one replica of a step, in a step graph.
 
     Args:
-        scratch: the handles of the scratch resources.
         names: the names of the inputs of the compute phase.
-        batch: the batch.
         start: the initial values of metrics and seed generators.
 
     Attributes:
@@ -92,7 +90,6 @@ class StepContext:
 
     Args:
         handles: the step graph's replacements of captured handles (see `variables.call_with`).
-        replicas: the inputs of each replica.
         lanes: the lane in which the step pushes to each ps, by the device of the ps.
         number: the number of the step's call, if pushes carry one.
         asked: the requests that were sent ahead of the step, by the round (see
@@ -160,7 +157,6 @@ class StepContext:
         """Add the rows of a table in this step.
 
         Args:
-            table: the table.
             rows: the rows that were asked for.
             positions: for each look-up, the place of each id among `rows`; all look-ups of the
                 first replica come before those of the second.

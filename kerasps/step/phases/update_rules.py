@@ -63,8 +63,6 @@ class UpdateRule:
         """Return the lane that the push of a step names to each ps, by its device.
 
         Args:
-            devices: the devices of the ps.
-            lane: the lane of the worker.
             are_applied: returns, for each ps, whether it applied the step before.
         """
         del are_applied
@@ -79,9 +77,6 @@ class UpdateRule:
         """Process a push that has arrived. Runs on the ps, under its lock.
 
         Args:
-            device: the device of the ps.
-            changes: the changes of the step there.
-            message: the message of the worker.
             places: the places of the rows that gradients of tables have.
 
         Returns:

@@ -23,7 +23,6 @@ class WireSpec(tf.TensorSpec):
     """The spec of a tensor, and how it is sent.
 
     Args:
-        shape: its shape.
         dtype: its dtype before it is sent and after it has arrived.
         wire_dtype: the dtype in which it is sent. Default: `dtype`.
         is_large: whether it is sent separately, in no flat tensor. Its shape must be known.
@@ -135,7 +134,6 @@ class Packing(Generic[_Record]):
         """Return the record that `pack` packed into `flats`.
 
         Args:
-            flats: the result of `pack`.
             lengths: int32 scalars: the length of each unknown first axis, in the order of the
                 specs.
         """
@@ -181,7 +179,6 @@ class Packing(Generic[_Record]):
         In a graph that packs many times, each call is one operation instead of a hundred.
 
         Args:
-            record: as for `pack`.
             device: the device that converts large tensors, except parts. Default: the current
                 device.
         """
@@ -200,8 +197,6 @@ class Packing(Generic[_Record]):
         """Return the result of `unpack`, by a call of a function that is traced once.
 
         Args:
-            flats: as for `unpack`.
-            lengths: as for `unpack`.
             device: as for `pack_by_call`.
         """
         flats, tensors = self._without_large(flats)

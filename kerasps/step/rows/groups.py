@@ -177,7 +177,6 @@ def grouping(
 
     Args:
         updates: the updates of the step's optimizers, in order.
-        sparse_updates: the strategy's argument of that name.
     """
     times_updated = Counter(id(v) for update in updates for v in update.variables)
     number_of = {id(v): i for i, update in enumerate(updates) for v in update.variables}

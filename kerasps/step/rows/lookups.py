@@ -91,12 +91,10 @@ def plan_rounds(
     ```
 
     Args:
-        compute: the concrete function of the compute phase.
         names: the names of its inputs, by replica.
         lookups: the look-ups, as tensors of that graph, by the table; those of the first replica,
             then those of the second.
         pulled: the variables that are read whole.
-        divide: divides tables into groups.
     """
     graph = _ComputeGraph(compute)
     ids_of = ByIdentity((table, [use.ids for use in found]) for table, found in lookups.items())
@@ -135,11 +133,7 @@ def plan_rounds(
 
 
 class _ComputeGraph:
-    """Cuts the part that computes the ids of look-ups out of the compute phase's graph.
-
-    Args:
-        compute: the concrete function of the phase.
-    """
+    """Cuts the part that computes the ids of look-ups out of the compute phase's graph."""
 
     def __init__(self, compute: tf.types.experimental.ConcreteFunction) -> None:
         self._graph = compute.graph
@@ -175,12 +169,7 @@ class _ComputeGraph:
         }
 
     def round(self, groups: list[TableGroup], lookups: _Lookups) -> Round:
-        """Return the round that looks up rows of these tables.
-
-        Args:
-            groups: the tables.
-            lookups: the look-ups, by the table.
-        """
+        """Return the round that looks up rows of these tables."""
         if not groups:
             return Round([], [], None, [])
         wanted = [use.ids for group in groups for table in group.tables for use in lookups[table]]

@@ -58,12 +58,7 @@ class Asked(NamedTuple):
 
 
 class RowRequest:
-    """The rows of a group of tables that a step asks for: each once, shard by shard.
-
-    Args:
-        group: the tables.
-        asked: the tensors of the request.
-    """
+    """The rows of a group of tables that a step asks for: each once, shard by shard."""
 
     def __init__(self, group: TableGroup, asked: Asked) -> None:
         self.group = group
@@ -156,7 +151,6 @@ class RowRequest:
         """Return the shard's values among those of some rows, in parts to be put end to end.
 
         Args:
-            shard: the shard.
             rows: for each table, a value for each of its rows, such as a gradient.
         """
         if not self._asked.order:
@@ -172,12 +166,7 @@ class RowRequest:
 
 
 def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
-    """Compute the tensors of a request.
-
-    Args:
-        group: the tables.
-        wanted: the look-ups of each table.
-    """
+    """Compute the tensors of a request."""
     lookups = [looked_up for of_table in wanted for looked_up in of_table]
     flat = [
         tf.reshape(ids, [-1])
@@ -283,7 +272,6 @@ def _all_in_range(
     Args:
         ids: the ids of all look-ups, end to end.
         lookup_of: the index of the look-up of each id.
-        tables: the table of each look-up.
     """
     unsigned = _unsigned(ids)
     num_rows = tf.constant([table.shape[0] for table in tables], unsigned.dtype)

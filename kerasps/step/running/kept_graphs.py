@@ -72,7 +72,6 @@ class KeptGraphs:
         The tasks may already have the first. Thread: any, one at a time for the same `words`.
 
         Args:
-            step_graph: a concrete function.
             words: receives the texts of the returned graph, and their translation.
         """
         captured = _contents_of(step_graph.captured_inputs)
@@ -136,9 +135,6 @@ class _Meaning:
 
     It also ignores texts in messages, except which of them are the same.
 
-    Args:
-        graph_def: the `GraphDef`, with the functions that it calls.
-
     Attributes:
         texts: the texts found, in order.
     """
@@ -160,7 +156,6 @@ class _Meaning:
         """Return the digest of a concrete function whose graph this is.
 
         Args:
-            step_graph: the function.
             captured: the fingerprint of its captured tensors.
         """
         names: dict[str, str] = {}

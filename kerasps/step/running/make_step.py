@@ -36,9 +36,6 @@ def explaining(
     """In this context, explain why no step can be traced for some batches.
 
     Args:
-        model: the model.
-        mode: the kind of its step.
-        element_spec: the `tf.TypeSpec` structure of a batch.
         differences: the differences between the batches of workers, in words; None if there are
             none.
 
@@ -109,9 +106,6 @@ def step_function(
     The trace builds layers and optimizers that are not built yet, as Keras's does.
 
     Args:
-        model: the model.
-        mode: the kind of step: train, test or predict.
-        element_spec: the `tf.TypeSpec` structure of a batch.
         devices: the computing devices of each task that runs such steps.
         fused: see `TracedStep`.
     """

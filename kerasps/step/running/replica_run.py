@@ -78,25 +78,14 @@ class Calls(Protocol):
         """Return a variable with the lane of the worker, for the call that this thread makes.
 
         It is on the worker, and holds an int32 scalar. Makes the worker ready.
-
-        Args:
-            tables: the lookup tables that the worker needs copies of.
         """
 
     def ticket(self, tables: LookupTables) -> tf.Tensor:
-        """Return the packed ticket of the call that this thread makes; make its worker ready.
-
-        Args:
-            tables: the lookup tables that the worker needs copies of.
-        """
+        """Return the packed ticket of the call that this thread makes; make its worker ready."""
 
 
 class PushCounts:
-    """The number of pushes that a call has sent each ps, in the graph of a repeated call.
-
-    Args:
-        num_ps: the number of ps.
-    """
+    """The number of pushes that a call has sent each ps, in the graph of a repeated call."""
 
     def __init__(self, num_ps: int) -> None:
         self._num_ps = num_ps
@@ -107,7 +96,6 @@ class PushCounts:
 
         Args:
             graph: the function's graph: the current graph, or one around it.
-            devices: the devices of the ps.
         """
         if self._handle is None:
             # In the function's graph, where no condition or loop hides it from later runs.
@@ -135,11 +123,8 @@ def run_in_graph(
     """Add a step to the `tf.function` that is being traced; return what `fn` returns.
 
     Args:
-        host: the host of the strategy.
-        calls: the record of the `tf.function`'s calls.
         fn: the function that computes, like `train_step`, on pulled values.
         args: its arguments: tensors, iterators, any objects.
-        kwargs: its keyword arguments.
     """
     wanted = host.options.worker_devices
     if wanted is not None and len(wanted) > 1:
@@ -240,11 +225,6 @@ def _is_whole(graph: tf.Graph) -> bool:
 class ReplicaFunction:
     """A function that `strategy.run` received, and its arguments (see `Method`).
 
-    Args:
-        fn: the function.
-        args: its arguments.
-        kwargs: its keyword arguments.
-
     Attributes:
         batch: the tensors among the arguments.
     """
@@ -319,7 +299,6 @@ class HoistedIterator:
     only once.
 
     Args:
-        iterator: the iterator.
         graph: the graph around the step.
     """
 

@@ -62,8 +62,6 @@ class TracedStep:
 
     Args:
         model: a built `keras.Model` made under the strategy's scope.
-        host: the host of the model's strategy.
-        element_spec: the `tf.TypeSpec` structure of a batch.
         method: the method of the model to trace: `"train_step"`, `"test_step"` or
             `"predict_step"`.
         fused: whether small variables are fused between `load` and `store` (`FusedVariables`):
@@ -188,7 +186,6 @@ class TracedStep:
         Args:
             source_spec: the `tf.data.IteratorSpec` of the worker's iterator; None for a list of
                 batches.
-            num_steps: the number of batches to take.
             checked: whether the data may end within the execution.
             runner: the way to run it: on a worker, which returns the state or keeps it until
                 `collect`, or in this process.
@@ -269,7 +266,6 @@ class TracedStep:
             graph: the step graph, from `step_graph`.
             handles: the handles from `start`; None on the coordinator.
             source: the resource of the worker's iterator, or a list of batches.
-            header: the numbers and seeds of the steps.
         """
         try:
             returned = self._call(graph, handles, source, header)

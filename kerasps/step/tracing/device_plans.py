@@ -25,7 +25,6 @@ class DevicePlans:
     """Traces a step for each kind of worker.
 
     Args:
-        tracer: traces the step.
         device: the device of the first trace, in short ("GPU:0").
 
     Attributes:
@@ -90,7 +89,6 @@ class DevicePlans:
         """Wait until the step is traced for the first of `devices`. Thread: a worker's.
 
         Args:
-            devices: the devices of the worker.
             is_over: returns True if the flight has ended, so that the wait ends too.
         """
         first = tuple(devices[:1])

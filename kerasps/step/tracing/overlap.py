@@ -26,11 +26,7 @@ _DISTANCE = 2
 
 
 class Overlap:
-    """Makes the steps of one step graph overlap.
-
-    Args:
-        plan: the step.
-    """
+    """Makes the steps of one step graph overlap."""
 
     def __init__(self, plan: StepPlan) -> None:
         self._plan = plan

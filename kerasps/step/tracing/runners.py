@@ -33,8 +33,6 @@ class Runner(Protocol):
 
         Args:
             steps: runs the steps, given a ticket and the arguments; returns the packed state.
-            plan: the step.
-            variables: the variables that a worker keeps from execution to execution.
             arguments: the specs of the data and of the header.
         """
 

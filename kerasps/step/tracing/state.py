@@ -84,11 +84,7 @@ class StepState(NamedTuple):
     logs: list[Any]
 
     def start(self, joins: Sequence[Join]) -> StepState:
-        """Return the state before the first step; call it on a state of specs.
-
-        Args:
-            joins: the joins of the metrics' states.
-        """
+        """Return the state before the first step; call it on a state of specs."""
         zeros: StepState = tf.nest.map_structure(
             lambda spec: tf.zeros(spec.shape, spec.dtype), self
         )
@@ -139,9 +135,7 @@ class WorkerVariables:
     gets new ones. So executions that were sent before, and may still run, reach neither.
 
     Args:
-        packing: packs the state into flat tensors.
         num_ps: the number of ps that the step pushes to.
-        joins: the joins of the metrics' states.
     """
 
     def __init__(self, packing: Packing[StepState], num_ps: int, joins: Sequence[Join]) -> None:

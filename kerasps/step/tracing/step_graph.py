@@ -107,13 +107,10 @@ def build_step_graph(
     only, and without lengths.
 
     Args:
-        plan: the step.
         source_spec: the spec of an iterator, whose resource is then the argument, or of a list of
             batches, which is then the argument.
         num_batches: the number of batches to take.
         checked: whether the iterator may end within the execution.
-        variables: the variables that the worker keeps: its lane and its totals.
-        runner: the way to run the execution.
     """
     layout = _Layout.of(plan, source_spec, num_batches, checked=checked)
 
@@ -246,8 +243,6 @@ class _Step:
     """Adds the operations of one step to a step graph.
 
     Args:
-        plan: the step.
-        ticket: has the lane in which the step pushes.
         header: the packed header, if the step draws seeds.
         copies_tables: whether the step reads the worker's copies of lookup tables.
 
@@ -389,8 +384,6 @@ class _Step:
         runs the steps that have batches.
 
         Args:
-            iterator: the iterator.
-            state: the state before the first step.
             sizes: the number of batches that each step takes, the largest first.
         """
         batches = [iterator.get_next_as_optional() for _ in range(sum(sizes))]

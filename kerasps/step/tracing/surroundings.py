@@ -53,12 +53,7 @@ class Surroundings:
     trains_bare: ClassVar[bool] = False
 
     def outputs(self, outputs: ComputeOutputs, joins: Sequence[Join]) -> ComputeOutputs:
-        """Return the outputs of the compute phase, given those of the replicas.
-
-        Args:
-            outputs: the outputs of the replicas.
-            joins: the joins of the metrics' states.
-        """
+        """Return the outputs of the compute phase, given those of the replicas."""
         del joins
         return outputs
 
@@ -73,11 +68,8 @@ class Surroundings:
         """Return the changes of the stand-ins of metrics, and the draw of the step's seeds.
 
         Args:
-            inventory: the variables that the step touches.
-            updates: the updates of its optimizers.
             changed: the other variables that it changes.
             draws: the number of seeds that it draws from each generator.
-            joins: the joins of the metrics' states.
         """
         del inventory, updates, changed, draws, joins
         return [], None
@@ -86,12 +78,6 @@ class Surroundings:
         self, method: str, updates: Sequence[Update], inventory: Inventory, changes: StepChanges
     ) -> UpdateRule:
         """Return the rule for when the pushes of the step take effect.
-
-        Args:
-            method: the name of the method that the step calls.
-            updates: the updates of its optimizers.
-            inventory: the variables that it touches.
-            changes: the changes that it pushes.
 
         Raises:
             UnsupportedError: updates are synchronous, and the step does not support that.

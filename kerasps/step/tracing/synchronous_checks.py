@@ -12,9 +12,6 @@ from kerasps.step.updates.update import Update
 def check_no_update(updates: Sequence[Update]) -> None:
     """Check that a function that a custom loop schedules applies no optimizer.
 
-    Args:
-        updates: the updates of the optimizers.
-
     Raises:
         UnsupportedError: it applies one.
     """
@@ -28,11 +25,6 @@ def check_no_update(updates: Sequence[Update]) -> None:
 
 def check_synchronous(method: str, updates: Sequence[Update], inventory: Inventory) -> None:
     """Check that an update by the mean of several workers' gradients is exact.
-
-    Args:
-        method: the name of the method that the step calls.
-        updates: the updates of the optimizers.
-        inventory: the variables that the step touches.
 
     Raises:
         UnsupportedError: it is not.

@@ -90,11 +90,7 @@ class Tracer:
     """Traces a step.
 
     Args:
-        method: the method that the step calls.
-        surroundings: decides how metric states, seeds and updates leave the step.
-        host: the host of the step's strategy.
         element_spec: the `tf.TypeSpec` structure of a batch.
-        fused: whether to fuse small variables.
         known: the tracer of another step of the same model; None for none.
     """
 
@@ -216,7 +212,6 @@ class Tracer:
         """Trace once, with a replica on each device; return None if the trace met something new.
 
         Args:
-            devices: the devices.
             known: another plan of the step; None in the first traces.
             single: the plan for the first device, if there are several.
         """

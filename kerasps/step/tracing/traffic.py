@@ -212,9 +212,6 @@ class TrafficMeter:
     """Adds up the rows and bytes that steps move, for a `LoadReport`.
 
     Thread: `fit`'s thread counts; any thread may ask.
-
-    Args:
-        num_ps: the number of ps tasks.
     """
 
     def __init__(self, num_ps: int) -> None:

@@ -128,12 +128,6 @@ class FitBackups:
     `at_turn` between two reports of its loop, `at_epoch_end` after all callbacks' `on_epoch_end`,
     and `finish` before their `on_train_end`. Thread: `fit`'s.
 
-    Args:
-        model: the model.
-        callbacks: the `keras.callbacks.CallbackList`.
-        function: the model's step.
-        validation: the validation data; None without them.
-
     Attributes:
         epoch: the number of the current epoch.
     """

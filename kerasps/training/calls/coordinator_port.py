@@ -28,9 +28,6 @@ class CoordinatorPort:
     call. A session is Python code that runs in a worker's thread for a whole flight, so it enters
     one level below. This class relies on behaviour, not only on names:
     `tests/processes/test_coordinator_port.py` checks it.
-
-    Args:
-        coordinator: the `tf.distribute.coordinator.ClusterCoordinator`.
     """
 
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:

@@ -67,10 +67,8 @@ class _WorkerLanes:
     """The lanes of a worker, from when it is ready for calls until one of them fails.
 
     Args:
-        worker: the index of the worker.
         counted: the lane of functions that make a known number of pushes.
         numbered: the lane of functions that loop.
-        num_ps: the number of ps.
 
     Attributes:
         number: the number of the last call.
@@ -116,11 +114,7 @@ class _ThreadState(threading.local):
 
 
 class ScheduledCalls:
-    """The calls of scheduled functions (see `step.Calls`).
-
-    Args:
-        host: the host of the strategy.
-    """
+    """The calls of scheduled functions (see `step.Calls`)."""
 
     def __init__(self, host: HostOfWorkers) -> None:
         self._host = host
@@ -288,11 +282,7 @@ class ScheduledCalls:
             done[:] = [before + more for before, more in zip(done, call.pushes, strict=True)]
 
     def lane(self, tables: LookupTables) -> tf.Tensor:
-        """Return the variable that holds the lane of the worker of this thread's call.
-
-        Args:
-            tables: the lookup tables of which the worker needs copies.
-        """
+        """Return the variable that holds the lane of the worker of this thread's call."""
         call = self._readied(tables)
         if call is None:
             if self._own_handle is None:
@@ -304,11 +294,7 @@ class ScheduledCalls:
         return call.lanes.handle
 
     def ticket(self, tables: LookupTables) -> tf.Tensor:
-        """Return the packed ticket of this thread's call, and make its worker ready.
-
-        Args:
-            tables: the lookup tables of which the worker needs copies.
-        """
+        """Return the packed ticket of this thread's call, and make its worker ready."""
         call = self._readied(tables)
         if call is None:
             ticket = CallTicket(OPEN_LANE, 1, (0,) * self._num_ps)

@@ -48,9 +48,6 @@ class SessionFailures:
     that takes no new connections is leaving, and is given up. A worker that answers, and knows this
     process, is not lost. If the same steps meet the same error three times, they are at fault,
     whichever workers they ran on. So they are if each of five workers that got them was lost.
-
-    Args:
-        membership: knows which tasks answer.
     """
 
     def __init__(self, membership: Membership) -> None:
@@ -67,13 +64,7 @@ class SessionFailures:
     def verdict(
         self, error: BaseException, worker: int, executions: Iterable[Execution] = ()
     ) -> Verdict:
-        """Return the decision about a session that failed. Thread: the session's.
-
-        Args:
-            error: its error.
-            worker: its worker.
-            executions: those that the worker had.
-        """
+        """Return the decision about a session that failed. Thread: the session's."""
         steps = [int(execution.header.first_step) for execution in executions]
         if not self._membership.has_worker(worker):
             return self._lost(worker, steps)

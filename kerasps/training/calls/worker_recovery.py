@@ -60,8 +60,6 @@ class WorkerRecovery:
 
     Args:
         cluster: the coordinator's `Cluster`.
-        membership: knows which tasks answer.
-        calls: the calls of functions that users schedule.
     """
 
     def __init__(self, cluster: Any, membership: Membership, calls: FailingCalls) -> None:
@@ -87,7 +85,6 @@ class WorkerRecovery:
             on_failure_fn: called when the worker is lost.
             on_transient_failure_fn: called when it is not lost, and a retry may help.
             on_recovery_fn: called when it is back.
-            worker_device_name: the worker's device.
         """
         worker = tf.DeviceSpec.from_string(worker_device_name).task
         try:

@@ -59,7 +59,6 @@ class Dispatching(Protocol):
         """Begin a pass over the data with `epoch`.
 
         Args:
-            epoch: the number of the epoch.
             must_end: whether data that never end are an error.
         """
 

@@ -80,7 +80,6 @@ class Host(StepHost, Protocol):
 
         Args:
             data: the `x` of `fit`.
-            callbacks: the user's callbacks.
             arguments: the arguments of `as_input`.
         """
 
@@ -90,9 +89,6 @@ class Host(StepHost, Protocol):
         """Note that steps are about to run. Call before any callback.
 
         Args:
-            model: the model.
-            mode: the kind of its step.
-            function: the step, traced.
             data: the data, or the batches of a method on one batch.
         """
 

@@ -18,7 +18,6 @@ class MetricTotals:
 
     Args:
         model: the model; its metrics hold the initial state.
-        function: the `TracedStep` whose results are joined.
     """
 
     def __init__(self, model: keras.Model, function: TracedStep) -> None:

@@ -21,12 +21,7 @@ _CALLS = 101
 
 
 class Rate:
-    """The rate at which a count grows, over the last ten seconds.
-
-    Args:
-        now: the time, in seconds.
-        total: the count.
-    """
+    """The rate at which a count grows, over the last ten seconds."""
 
     def __init__(self, now: float, total: int) -> None:
         # The count at earlier times, half a second or more apart.
@@ -106,8 +101,6 @@ class RunMeter:
         """Count a loop as running an epoch within this context.
 
         Args:
-            mode: the name of its mode.
-            epoch: the number of the epoch.
             dispatcher: runs its executions. The meter keeps only a weak reference.
         """
         entry = mode, weakref.ref(dispatcher)

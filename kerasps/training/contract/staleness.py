@@ -123,11 +123,7 @@ def _label(span: range) -> str:
 
 
 class StalenessMeter:
-    """Knows the lanes in which a training's workers push, and reads their records from the ps.
-
-    Args:
-        fences: the lanes on the ps tasks.
-    """
+    """Knows the lanes in which a training's workers push, and reads their records from the ps."""
 
     def __init__(self, fences: Fences) -> None:
         self._fences = fences
@@ -154,8 +150,6 @@ class StalenessMeter:
         """Note that a lane was given back, so that no push follows in it. Thread: any.
 
         Args:
-            worker: the worker.
-            lane: the lane.
             records: the record of each ps for the lane.
         """
         with self._lock:

@@ -52,7 +52,6 @@ class Admission:
         """Note that a worker takes part in synchronous updates: each of them waits for it.
 
         Args:
-            worker: the worker.
             is_late: whether other workers already have steps, which may wait for it.
         """
 
@@ -68,7 +67,6 @@ class Admission:
         """Note that the session of a worker has ended.
 
         Args:
-            worker: the worker.
             returns: whether another session of the worker begins soon.
         """
 
@@ -76,9 +74,6 @@ class Admission:
         """Return whether a worker may be given `steps` steps now.
 
         Args:
-            worker: the worker.
-            steps: the number of steps.
-            is_idle: whether it has nothing to do.
             readers: returns the workers that have data.
         """
         raise NotImplementedError

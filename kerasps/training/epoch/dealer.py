@@ -20,8 +20,6 @@ class Dealer:
     queue.
 
     Args:
-        workers: the workers.
-        admission: decides which of them may be given steps.
         executions_ahead: how many executions a worker is given at a time.
     """
 

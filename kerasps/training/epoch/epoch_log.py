@@ -71,11 +71,7 @@ class EpochLog:
             kept.append(_kept(command))
 
     def text(self, num_events: int = _NUM_EVENTS) -> str:
-        """Return the last events as text, one line each.
-
-        Args:
-            num_events: the number of events.
-        """
+        """Return the last events as text, one line each."""
         entries = list(self._entries)[-num_events:]
         first = self._num_events - len(entries) + 1
         lines = [f"The last {len(entries)} of {self._num_events} events of the epoch's state:"]

@@ -71,12 +71,10 @@ class EpochState:
     running or uncollected.
 
     Args:
-        num_workers: the number of workers of the cluster.
         lost: the workers that are lost before the loop begins.
         executions_ahead: how many executions a worker is given at a time.
         collect_interval: seconds for which a worker may hold results. 0: each execution returns its
             result, so `ResultReturned` replaces `ExecutionsDone` and `ResultCollected`.
-        admission: says which workers may be given steps. Default: all.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ class EpochWorkers:
     Any code may read it. Only `EpochState` and its `Dealer` change it.
 
     Args:
-        num_workers: the number of workers of the cluster.
         lost: the workers that are lost before the epoch begins.
     """
 

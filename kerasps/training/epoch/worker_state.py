@@ -47,11 +47,7 @@ class WorkerState:
     not_applied: tuple[int, ...] = ()
 
     def turn(self, index: int) -> tuple[int, int, int]:
-        """Return the key by which workers are ordered for the next execution, the least first.
-
-        Args:
-            index: the number of the worker.
-        """
+        """Return the key by which workers are ordered for the next execution, the least first."""
         return len(self.running), self.num_given, index
 
     def count(self, executions: Iterable[Execution], steps: int) -> int:

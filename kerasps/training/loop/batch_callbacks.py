@@ -25,7 +25,6 @@ class BatchCallbacks:
     it is called as often as it draws. Thread: `fit`'s.
 
     Args:
-        callbacks: the `keras.callbacks.CallbackList`.
         mode: `"train"`, `"test"` or `"predict"`.
         totals: the source of the logs.
         before_access: called before a callback first touches a variable on a ps. It must return
@@ -72,8 +71,6 @@ class BatchCallbacks:
         """Note that the steps `first` to `last` of the epoch are done.
 
         Args:
-            first: the number of the first step.
-            last: the number of the last step.
             outputs: the outputs of each step of `predict`.
         """
         self._pending = (first, last, outputs)

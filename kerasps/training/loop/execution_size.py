@@ -37,9 +37,6 @@ class ExecutionSize:
         unit: the steps of an execution as the model is compiled, or the most that are allowed.
         least: the size of executions for the remaining steps; `unit` to send them as one.
         most: the steps of a longer execution; no more than `unit` if there are no longer ones.
-        in_epoch: the steps of an epoch; None if that is not known.
-        num_workers: the number of workers that share them.
-        timing: the measured time of the step.
 
     Attributes:
         steps: the number of steps of the next execution.
@@ -79,12 +76,7 @@ class ExecutionSize:
         return sorted(sizes if is_worth_a_graph else {*sizes, self._least}, reverse=True)
 
     def note(self, at: float, steps: int) -> None:
-        """Note a result.
-
-        Args:
-            at: the time at which it came, in seconds.
-            steps: the number of its steps.
-        """
+        """Note a result."""
         timing = self._timing
         timing.steps += steps
         if self._window is None:
@@ -111,7 +103,6 @@ def unlooped(steps: int, unrolled: int) -> int:
     behind its last iteration, TensorFlow passes dead tensors through all tasks.
 
     Args:
-        steps: the number of steps that the execution would have.
         unrolled: the number of steps in an unrolled block.
     """
     parts = math.ceil(steps / unrolled)
@@ -122,9 +113,7 @@ def executions_at_once(most: int, in_epoch: int | None, num_workers: int) -> int
     """Return how many executions to send as one, so that their steps overlap.
 
     Args:
-        most: the largest number.
         in_epoch: the executions of an epoch; None if that is not known.
-        num_workers: the number of workers that share them.
     """
     if in_epoch is None:
         return max(1, most)

@@ -31,12 +31,7 @@ class Loop:
     """Runs passes over an input in one mode.
 
     Args:
-        model: the model.
-        mode: the kind of its step.
-        function: the model's step.
-        inputs: the data.
         steps: the number of steps of each epoch; None to read all data.
-        callbacks: the `keras.callbacks.CallbackList`.
         predictions: collects the outputs of `predict`. Each execution then returns its result.
 
     Attributes:

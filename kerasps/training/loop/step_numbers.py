@@ -64,7 +64,6 @@ class StepNumbers:
         The new states are written to the seed generators.
 
         Args:
-            num_steps: the number of steps.
             in_order: whether they were the first of those that have headers. Then the others, which
                 found no data, have used no seeds. With several workers, any step may have found
                 none, and the next steps draw by seeds that no header had.

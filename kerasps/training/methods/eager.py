@@ -52,9 +52,6 @@ def run_eagerly(
 
     Args:
         original: Keras's method.
-        model: a model of a `ParameterServerStrategy`.
-        args: the arguments of the method.
-        kwargs: its keyword arguments.
     """
     wait_for_steps()
     strategy = strategy_of(model)

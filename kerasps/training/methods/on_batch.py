@@ -129,7 +129,6 @@ def _warn_of_local_step(host: Host, what: str) -> None:
     """Log once that this process computes on its CPU, although workers have GPUs.
 
     Args:
-        host: the host of the model's strategy.
         what: the method that the user has called.
     """
     has_gpu = any(devices[0] != FIRST_CPU for devices in host.devices_of_workers())

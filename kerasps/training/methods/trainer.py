@@ -99,13 +99,7 @@ def _train(
     """Run the epochs of a `fit` with its backups, while its traffic and staleness are measured.
 
     Args:
-        model: the model.
-        function: its step.
-        inputs: the training data.
-        callbacks: the `keras.callbacks.CallbackList`.
         epochs: the numbers of the epochs, unless a callback resumes an earlier training.
-        validation: the validation data; None without them.
-        steps: the steps of an epoch; None for all batches.
     """
     host = host_of(model)
     host.traffic_meter.start(function.traffic)
@@ -136,12 +130,7 @@ def _run_epochs(
     """Run the epochs of a `fit`.
 
     Args:
-        model: the model.
-        loop: runs each epoch.
-        callbacks: the `keras.callbacks.CallbackList`.
-        backups: the backups of the `fit`.
         epochs: the numbers of the epochs, unless a callback resumes an earlier training.
-        validation: the validation data; None without them.
         warns: True to warn of missing data in epochs after the first.
     """
     model.stop_training = False

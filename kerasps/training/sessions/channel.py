@@ -137,10 +137,6 @@ class Sessions:
     """The sessions of one flight, with their mailboxes.
 
     A flight is over when `end` was called and no session has anything in flight on its worker.
-
-    Args:
-        channel: the channel of the epoch.
-        membership: knows which tasks answer.
     """
 
     def __init__(self, channel: EpochChannel, membership: Membership) -> None:

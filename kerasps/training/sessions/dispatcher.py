@@ -47,10 +47,6 @@ class Dispatcher:
     `hold`, `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after
     an error. `make_sources` may also follow a `settle` that returned True though executions are in
     flight: these are done in the new pass. Thread: `fit`'s.
-
-    Args:
-        host: the host of the strategy whose workers run the executions.
-        steps: the steps of the executions, and their data.
     """
 
     def __init__(self, host: HostOfWorkers, steps: LoopSteps) -> None:
@@ -145,7 +141,6 @@ class Dispatcher:
         """Begin a pass over the data with `epoch`.
 
         Args:
-            epoch: the number of the epoch.
             must_end: whether data that never end are an error.
         """
         self._inputs.start_pass(epoch, must_end=must_end)

@@ -35,10 +35,6 @@ class ReportWait:
     While all workers are lost it warns once, and ends in an error after KERASPS_WORKER_TIMEOUT
     seconds. While workers answer and none reports, it logs which executions are in flight, and
     where. Thread: `fit`'s.
-
-    Args:
-        channel: has the reports.
-        membership: knows which tasks answer.
     """
 
     def __init__(self, channel: EpochChannel, membership: Membership) -> None:

@@ -106,12 +106,7 @@ class Session:
     Thread: the worker's thread, whose operations go through `executor` to the worker's device.
 
     Args:
-        worker: the index of the worker.
-        source: the open iterators of the worker.
-        function: the step.
-        inputs: the data.
         executor: runs the operations, in the order in which they are made.
-        lanes: the lanes in which the workers push.
         post: passes an event to the epoch's state.
         on_success: called when executions are known to be done.
 
@@ -296,7 +291,6 @@ def first_error(executor: Any, error: BaseException) -> BaseException:
 
     Args:
         executor: the executor of the calls; None if there is none yet.
-        error: the error of a call.
     """
     follows = isinstance(error, tf.errors.InternalError) and "poisoned" in error.message
     if executor is not None and follows:

@@ -40,14 +40,6 @@ class SessionFlights:
 
     Contract: call `hold` and `take_off`, then `check` repeatedly, then `land` or `abandon`.
     Thread: `fit`'s.
-
-    Args:
-        host: the host of the strategy whose workers take part.
-        port: the coordinator.
-        channel: the channel of the epoch.
-        function: the step of the executions.
-        lanes: the lanes in which the workers push.
-        runner: runs the session of each worker.
     """
 
     def __init__(

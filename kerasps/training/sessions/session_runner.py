@@ -49,11 +49,6 @@ class SessionRunner:
     that may help; otherwise the flight ends in the session's error.
 
     Args:
-        host: the host of the strategy whose workers run them.
-        channel: the channel of the epoch.
-        function: the step of the executions.
-        inputs: the data.
-        lanes: the lanes in which the workers push.
         kind: the class of sessions, which says where results go.
     """
 
@@ -87,7 +82,6 @@ class SessionRunner:
         Args:
             sources: the open iterators of each worker; an entry for this worker is added if there
                 is none.
-            sessions: the sessions of the flight.
 
         Raises:
             WorkerAbsent: the worker is lost, or has left.

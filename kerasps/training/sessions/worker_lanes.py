@@ -21,9 +21,7 @@ class WorkerLanes:
     when this object is garbage, since no session refers to it then.
 
     Args:
-        fences: the lanes on the ps tasks.
         devices: the devices of the ps that steps push to; empty if steps change nothing.
-        meter: notes each lane.
         on_close: called with each lane that is closed.
     """
 
@@ -70,8 +68,6 @@ class WorkerLanes:
         lost, the event says nothing of applied pushes: the training ends anyway.
 
         Args:
-            worker: the worker.
-            why: the reason why it has ended.
             lane: its lane. Default: the one that was opened last.
         """
         try:

@@ -19,14 +19,6 @@ class WorkerWatch:
     """Starts and abandons the sessions of a flight as its workers join, are lost or leave.
 
     Thread: the flight's.
-
-    Args:
-        port: the coordinator.
-        membership: knows which tasks answer.
-        channel: the channel of the epoch.
-        sessions: the sessions of the flight.
-        lanes: the lanes in which the workers push.
-        start: starts one more session.
     """
 
     def __init__(
