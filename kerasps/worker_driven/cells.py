@@ -53,8 +53,8 @@ class SharedSum:
     """Numbers on a ps to which several processes add, under a lock; zeros at first.
 
     Args:
-        num_maxima: how many of them, the last ones, are maxima and not sums; less than any number
-            at first.
+        num_maxima: how many of the numbers, the last ones, are maxima and not sums; less than any
+            number at first.
     """
 
     def __init__(
