@@ -38,18 +38,13 @@ _CANCEL_S = 1.0
 
 @dataclass
 class _Answer:
-    """The answer of a task: a serialized `XSpace`, or the reason why there is none.
-
-    Attributes:
-        content: the `XSpace`.
-        reason: the reason why there is none.
-        asked: the times of the request and of the answer.
-        is_reached: whether the request has reached the task, or has failed.
-    """
+    """The answer of a task: a serialized `XSpace`, or the reason why there is none."""
 
     content: bytes | None = None
     reason: str = ""
+    # The times of the request and of the answer.
     asked: Asked | None = None
+    # Whether the request has reached the task, or has failed.
     is_reached: bool = False
 
 

@@ -78,27 +78,24 @@ class Operation:
 
 @dataclass
 class TaskEvents:
-    """The events of one task while it was recorded.
+    """The events of one task while it was recorded."""
 
-    Attributes:
-        begin: the time at which the recording begins, in nanoseconds on the clock of the task; None
-            if it is not known.
-        end: the time at which it ends.
-        operations: the operations that ran.
-        waits: the operations that waited, from their start until they were done.
-        begun: the executions that began during the recording.
-        callers: the function call that began an execution, by execution.
-        calls: the functions that the task's Python code called: name, begin and end.
-        has_gpu: whether a GPU computed.
-    """
-
+    # The time at which the recording begins, in nanoseconds on the clock of the task; None if
+    # it is not known.
     begin: float | None = None
+    # The time at which it ends.
     end: float | None = None
+    # The operations that ran.
     operations: list[Operation] = field(default_factory=list)
+    # The operations that waited, from their start until they were done.
     waits: list[Operation] = field(default_factory=list)
+    # The executions that began during the recording.
     begun: set[int] = field(default_factory=set)
+    # The function call that began an execution, by execution.
     callers: dict[int, tuple[int, str]] = field(default_factory=dict)
+    # The functions that the task's Python code called: name, begin and end.
     calls: list[tuple[str, float, float]] = field(default_factory=list)
+    # Whether a GPU computed.
     has_gpu: bool = False
 
     @classmethod

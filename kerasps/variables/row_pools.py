@@ -38,15 +38,12 @@ _NUMBERS = itertools.count(1)
 
 @dataclass
 class _Range:
-    """Rows that a table has, or had.
+    """Rows that a table has, or had."""
 
-    Attributes:
-        stop: the row after the last.
-        holds: the values in these rows, as pairs of a dtype and a number: 0 for the table, 1 and
-            more for its slots.
-    """
-
+    # The row after the last.
     stop: int
+    # The values in these rows, as pairs of a dtype and a number: 0 for the table, 1 and more
+    # for its slots.
     holds: set[tuple[tf.DType, int]] = field(default_factory=set)
 
 

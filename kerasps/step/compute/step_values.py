@@ -29,19 +29,16 @@ SEEDS_PER_STEP_OF_A_LOOP = 2**20
 
 @dataclass
 class _Stage:
-    """The part of a step between two updates of a variable; mostly there is one, the whole step.
+    """The part of a step between two updates of a variable; mostly there is one, the whole step."""
 
-    Attributes:
-        after: the number of the step's updates before it.
-        owner: the owner of the value at its beginning (see `Sources`).
-        new: the value at its end; None if the step has not assigned the variable in this stage, or
-            keeps its changes in scratch resources.
-        kept: its changes, if they are kept in scratch resources.
-    """
-
+    # The number of the step's updates before it.
     after: int
+    # The owner of the value at its beginning (see `Sources`).
     owner: Owner
+    # The value at its end; None if the step has not assigned the variable in this stage, or
+    # keeps its changes in scratch resources.
     new: tf.Tensor | None = None
+    # Its changes, if they are kept in scratch resources.
     kept: KeptChange | None = None
 
     @property

@@ -8,14 +8,9 @@ from dataclasses import dataclass
 
 @dataclass
 class StepTiming:
-    """The number of steps that were done, and the time that one takes on a worker.
-
-    Attributes:
-        epochs: the number of epochs that began.
-        steps: the number of steps that were done.
-        seconds: the shortest measured time per step, in seconds; infinite before the first.
-    """
+    """The number of steps that were done, and the time that one takes on a worker."""
 
     epochs: int = 0
     steps: int = 0
+    # The shortest measured time per step, in seconds; infinite before the first.
     seconds: float = math.inf

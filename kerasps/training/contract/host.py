@@ -91,6 +91,7 @@ class Host(StepHost, Protocol):
         Args:
             data: the data, or the batches of a method on one batch.
         """
+        return
 
     def dispatcher(self, steps: LoopSteps) -> Dispatching:
         """Return the object that runs the executions of a loop."""

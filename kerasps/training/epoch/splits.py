@@ -34,28 +34,25 @@ class Split:
 
     `EpochWorkers` knows which worker reads it. Places and lengths are counted in batches; the place
     of the first batch of the input's split is 0.
-
-    Args:
-        source: the split of the input that it is, or that it is a part of.
-        status: its status.
-        confirmed: the place behind the batches whose results are counted. The next reader begins
-            there.
-        end: the place where it ends; None if that is not known.
-        left: the number of batches that no execution was given yet; None if its length is not
-            known.
-        is_endless: whether it is known never to end. A retried step may then use other batches.
-        has_order: whether another worker reads the same batches at the same places.
-        unfinished: executions whose steps are partly applied, to be retried on the batches behind
-            `confirmed`, in this order. Only the ledger adds and removes some, since it counts them.
     """
 
+    # The split of the input that it is, or that it is a part of. The parts of one are disjoint.
     source: int
     status: SplitStatus = SplitStatus.RESERVED
+    # The place behind the batches whose results are counted. The next reader begins there.
     confirmed: int = 0
+    # The place where it ends, at least `confirmed`; None if that is not known.
     end: int | None = None
+    # The number of batches that no execution was given yet; None if its length is not known, or
+    # nobody reads it.
     left: int | None = None
+    # Whether it is known never to end. A retried step may then use other batches.
     is_endless: bool = False
+    # Whether another worker reads the same batches at the same places.
     has_order: bool = True
+    # Executions whose steps are partly applied, to be retried on the batches behind
+    # `confirmed`, in this order; none if it is endless. Only the ledger adds and removes some,
+    # since it counts them.
     unfinished: deque[Execution] = field(default_factory=deque)
 
     def open(self, left: int | None, *, is_endless: bool, has_order: bool = True) -> None:
