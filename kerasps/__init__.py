@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from kerasps.step.tracing.traffic import LoadReport, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
+    from kerasps.strategy_arguments import StrategyOptions
     from kerasps.tracing import Trace
     from kerasps.training.contract.staleness import Staleness, WorkerStaleness
     from kerasps.variables import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
@@ -90,6 +91,7 @@ __all__ = [
     "SidecarEvaluatorModelExport",
     "Staleness",
     "StalenessLogger",
+    "StrategyOptions",
     "TableStatus",
     "TaskLoad",
     "TaskLostError",
@@ -140,6 +142,7 @@ _MODULES = {
     "SidecarEvaluatorModelExport": "evaluator.best_model",
     "Staleness": "training.contract.staleness",
     "StalenessLogger": "callbacks",
+    "StrategyOptions": "strategy_arguments",
     "TableStatus": "monitoring.status",
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placement",

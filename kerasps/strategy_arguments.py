@@ -25,7 +25,7 @@ class StrategyOptions:
     With the defaults, each worker pushes its updates without waiting for others, and computes on
     all devices that it has.
 
-    Attributes:
+    Args:
         variable_partitioner: splits variables; None leaves each whole.
         shard_layout: the rule that assigns the rows of a variable to shards.
         sparse_updates: the rows of a table that an update covers.
