@@ -34,7 +34,7 @@ def device(original: Original, self: object, name: object) -> Any:
     return HereInstead(ps, original(self, here))
 
 
-def make_variable(original: Original, self: Any, *args: object, **kwargs: Any) -> None:
+def make_variable(original: Original, self: tf.Variable, *args: object, **kwargs: object) -> None:
     """`ResourceVariable.__init__`: note the missing device, and that a large one has no value."""
     self._absent_device = DRY_RUN.device
     if isinstance(self, NamedVariable):
@@ -42,14 +42,14 @@ def make_variable(original: Original, self: Any, *args: object, **kwargs: Any) -
     original(self, *args, **kwargs)
 
 
-def device_of(original: Original, self: Any) -> Any:
+def device_of(original: Original, self: tf.Variable) -> Any:
     """`ResourceVariable.device`: return the device that would hold the variable."""
     return getattr(self, "_absent_device", None) or original(self)
 
 
-def takes_values(original: Original, self: Any) -> bool:
+def takes_values(original: Original, self: NamedVariable) -> bool:
     """`NamedVariable.takes_values`: write no values of large variables."""
-    return not self._is_left_out
+    return not getattr(self, "_is_left_out", False)
 
 
 def do_nothing(original: Original, self: object, *args: object, **kwargs: object) -> None:
