@@ -30,7 +30,6 @@ from kerasps.runtime.connected import (
     note_closed,
     remember_connected,
 )
-from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.runtime.forks import check_not_forked, take_note_of_forks
 from kerasps.runtime.supervision import tell_connected
 from kerasps.step.tracing.traffic import LoadReport
@@ -167,9 +166,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         self._status_socket = StatusSocket(
             lambda: described(repr(self), self.status(), self.description.jobs)
         )
-        if not DRY_RUN.is_active:
-            self._status_socket.start()
-
+        self._status_socket.start()
         atexit.register(self._before_tasks_end, None)
         if self._local_cluster is not None:
             self._local_cluster.before_close(self._before_tasks_end, self._note_closing)

@@ -141,9 +141,6 @@ class ParameterServerStrategy(BaseStrategy):
 
     _host: CoordinatorHost
 
-    # A dry run, which connects to no task, replaces it.
-    _host_type: type[CoordinatorHost] = CoordinatorHost
-
     def __init__(
         self,
         cluster_resolver: ClusterResolver | LocalCluster | None = None,
@@ -184,7 +181,7 @@ class ParameterServerStrategy(BaseStrategy):
             jit_compile_updates=jit_compile_updates,
         )
         options = checked_updates(checked_tables(options), len(description.jobs["worker"]))
-        host = self._host_type(description, options, resolver)
+        host = CoordinatorHost(description, options, resolver)
         host.lazy_updates.is_default = sparse_updates is None
         self._set_up(host, resolver, connect_timeout)
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from kerasps._private_names import FIT
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
+from kerasps.plan.dry_run import DRY_RUN, HereInstead, here_instead
 from kerasps.plan.errors import PlanError
-from kerasps.runtime.dry_run import HereInstead, here_instead
 from kerasps.variables.named import NamedVariable
 from kerasps.variables.pooled_rows import PooledRows
 
@@ -32,6 +32,28 @@ def device(original: Original, self: object, name: object) -> Any:
         return original(self, name)
     here, ps = instead
     return HereInstead(ps, original(self, here))
+
+
+def make_variable(original: Original, self: tf.Variable, *args: object, **kwargs: object) -> None:
+    """`ResourceVariable.__init__`: note the missing device, and that a large one has no value."""
+    self._absent_device = DRY_RUN.device
+    if isinstance(self, NamedVariable):
+        self._is_left_out = DRY_RUN.leaves_out(kwargs["shape"], kwargs["dtype"])
+    original(self, *args, **kwargs)
+
+
+def device_of(original: Original, self: tf.Variable) -> Any:
+    """`ResourceVariable.device`: return the device that would hold the variable."""
+    return getattr(self, "_absent_device", None) or original(self)
+
+
+def takes_values(original: Original, self: NamedVariable) -> bool:
+    """`NamedVariable.takes_values`: write no values of large variables."""
+    return not getattr(self, "_is_left_out", False)
+
+
+def do_nothing(original: Original, self: object, *args: object, **kwargs: object) -> None:
+    """Do nothing in place of a method of kerasps."""
 
 
 def read_variable(original: Original, self: NamedVariable, *args: object, **kwargs: object) -> Any:
@@ -116,6 +138,7 @@ def make_other(original: Original, self: object, *args: object, **kwargs: object
     )
 
 
+_VARIABLE = "ResourceVariable"
 _NAMED = "kerasps.variables.named:NamedVariable"
 _POOLED = "kerasps.variables.pooled_rows:PooledRows"
 # Only `kerasps plan` installs them.
@@ -136,6 +159,14 @@ PATCHES: tuple[Patch, ...] = (
           "a dry run has no tasks", KERAS),
     Patch("kerasps:CentralStorageStrategy", "__init__", make_other, FIT,
           "a dry run runs no steps", KERAS),
+    Patch("kerasps:LocalCluster", "_start_all", do_nothing, FIT, "a dry run has no tasks", KERAS),
+    Patch("kerasps.monitoring.sockets:StatusSocket", "start", do_nothing, FIT,
+          "a dry run has no status", KERAS),
+    Patch("kerasps.step.updates.lazy_updates:LazyUpdates", "note", do_nothing, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch(_VARIABLE, "__init__", make_variable, FIT, "large values are left out", TENSORFLOW),
+    Patch(_VARIABLE, "device", device_of, FIT, "a dry run has no tasks", TENSORFLOW),
+    Patch(_NAMED, "takes_values", takes_values, FIT, "large values are left out", TENSORFLOW),
     Patch(_NAMED, "_read_variable_op", read_variable, FIT, "large values are left out",
           TENSORFLOW),
     Patch(_NAMED, "sparse_read", read_rows, FIT, "large values are left out", TENSORFLOW),

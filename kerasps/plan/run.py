@@ -15,7 +15,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from kerasps.cluster.local.local_cluster import LocalCluster
+from kerasps import strategy
 from kerasps.hooks.patch import check_patched, install
 from kerasps.plan.advice import advice_for
 from kerasps.plan.errors import FirstStepReached, PlanError
@@ -24,8 +24,6 @@ from kerasps.plan.measure import plan_of
 from kerasps.plan.patches import PATCHES
 from kerasps.plan.report import Plan
 from kerasps.plan.table import print_plan
-from kerasps.runtime.dry_run import DRY_RUN
-from kerasps.strategy import ParameterServerStrategy
 
 # No task listens there, and nothing connects to it.
 _HOST = "127.0.0.1"
@@ -89,10 +87,8 @@ def plan(
 
 def _prepare(num_workers: int, num_ps: int) -> None:
     """Make this process a dry run."""
-    DRY_RUN.begin()
     install(PATCHES, check_patched(PATCHES))
-    ParameterServerStrategy._host_type = PlannedHost
-    LocalCluster.starts_processes = False
+    vars(strategy)["CoordinatorHost"] = PlannedHost
     ports = iter(range(1, 2 + num_workers + num_ps))
     jobs = {"chief": 1, "worker": num_workers, "ps": num_ps}
     cluster = {job: [f"{_HOST}:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}

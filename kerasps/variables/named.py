@@ -20,7 +20,6 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
-from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.runtime.errors import comes_from_worker, lost_ps, naming_lost_ps
 from kerasps.runtime.forks import is_fork
 from kerasps.variables.names import CALLS, NAMES
@@ -54,8 +53,6 @@ class NamedVariable(_compat.ResourceVariable):
     ) -> None:
         with tf.init_scope():
             dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
-            self._absent_device = DRY_RUN.device
-            self._is_left_out = DRY_RUN.leaves_out(shape, dtype)
             kind = (dtype.name, tuple(shape))
             shared_name = self._claim_name(kind)
             handle = on_own_task(
@@ -79,14 +76,9 @@ class NamedVariable(_compat.ResourceVariable):
             self._destroy_with_object(kind)
 
     @property
-    def device(self) -> str:
-        """The device that holds it; in a dry run, the device that would hold it."""
-        return self._absent_device or str(super().device)
-
-    @property
     def takes_values(self) -> bool:
         """True if values that this process assigns outside of steps are written."""
-        return not self._is_left_out
+        return True
 
     def _claim_name(self, kind: Hashable) -> str:
         return NAMES.claim(kind)

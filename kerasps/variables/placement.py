@@ -11,7 +11,6 @@ from typing import Any, overload
 import tensorflow as tf
 
 from kerasps.runtime.devices import ps_device
-from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.words import text_table
 
 # A variable, or a shard of one, of up to so many bytes is small: reading or updating it takes less
@@ -192,8 +191,7 @@ class PlacementLedger:
             variable: the variable. One that is on no ps does not count.
             is_placed: whether `place` or `spread` chose its ps.
         """
-        # In a dry run, the ps that would hold it does not exist.
-        spec = tf.DeviceSpec.from_string(DRY_RUN.device or variable.device)
+        spec = tf.DeviceSpec.from_string(variable.device)
         if spec.job == "ps":
             num_bytes = math.prod(variable.shape) * variable.dtype.size
             held = Held(variable.name, spec.task, num_bytes, is_placed)

@@ -28,7 +28,7 @@ import kerasps
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
 from support.models import counting_model, ids_data
-from support.optimizers import OPTIMIZERS, RowRatios
+from support.optimizers import OPTIMIZERS
 from support.process_checks import wait_for
 from support.spread import spread
 
@@ -136,7 +136,6 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
             "clipnorm": said(fitted, keras.optimizers.SGD(0.1, clipnorm=1.0)),
             "clipvalue": said(fitted, keras.optimizers.SGD(0.1, clipvalue=1.0)),
             "global_clipnorm": said(fitted, keras.optimizers.SGD(0.1, global_clipnorm=1.0)),
-            "rows": said(fitted, RowRatios(0.1)),
             "condition": said(fitted, OPTIMIZERS["loss_scale"]()),
             "scheduled": said(scheduled),
             "read again": said(read_again),

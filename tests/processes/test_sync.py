@@ -13,7 +13,6 @@ REFUSED = {
     "clipnorm": "has clipnorm=1.0",
     "clipvalue": "has clipvalue=1.0",
     "global_clipnorm": "has global_clipnorm=1.0",
-    "rows": "couples the rows of",
     "condition": "is applied inside a condition",
     "scheduled": "is applied in a function that a custom loop schedules",
     "read again": "after an update of it",

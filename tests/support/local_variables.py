@@ -14,10 +14,9 @@ from kerasps.step.compute.compute import Compute
 from kerasps.step.contract.change import Change, StateChange
 from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs, InputNames
 from kerasps.step.contract.inventory import Inventory
-from kerasps.step.records.identity import ByIdentity
+from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.records.specs import spec_of
 from kerasps.step.rows.row_requests import LookupIds
-from kerasps.step.updates.coupled import Sent
 from kerasps.step.updates.update import Update, UpdateTensors
 from kerasps.step.updates.updating import Scalars
 from kerasps.variables import ParameterServerVariable, current_phase
@@ -99,8 +98,8 @@ def update_of(optimizer, gradients, clip_scale=None, applied=None):
         clip_scale,
     )
     variables = list(optimizer._trainable_variables)
-    tensors = UpdateTensors(scalars, gradients, [Sent([], []) for _ in variables], applied)
-    return Update(optimizer, variables, shared, ByIdentity(), tensors)
+    tensors = UpdateTensors(scalars, gradients, applied)
+    return Update(optimizer, variables, shared, IdentitySet(), tensors)
 
 
 def outputs_of(*updates, changes=()):

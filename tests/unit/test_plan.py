@@ -12,6 +12,7 @@ from rich.console import Console
 
 from kerasps import words
 from kerasps.plan.advice import advice_for
+from kerasps.plan.dry_run import COORDINATOR_CPU, here_instead
 from kerasps.plan.report import (
     Advice,
     Plan,
@@ -24,7 +25,6 @@ from kerasps.plan.report import (
 )
 from kerasps.plan.sample import take_sample
 from kerasps.plan.table import MAX_VARIABLES, print_plan
-from kerasps.runtime.dry_run import COORDINATOR_CPU, here_instead
 from support.documentation import CHECKOUT
 
 GB = 10**9

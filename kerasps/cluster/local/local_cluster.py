@@ -91,9 +91,6 @@ class LocalCluster:
             contains the end of its log.
     """
 
-    # False in a dry run, which needs no tasks.
-    starts_processes = True
-
     def __new__(cls, *args: object, **kwargs: object) -> LocalCluster:
         # `__init__`, which runs next, checks that the arguments mean the same cluster.
         connected = connected_cluster()
@@ -150,8 +147,7 @@ class LocalCluster:
                 0,
             )
             note_cluster(self)
-            if self.starts_processes:
-                self._start_all()
+            self._start_all()
         except BaseException:
             # No warning about dead tasks: the error that is being raised names them.
             self._end_all()

@@ -1,8 +1,8 @@
 """Records `optimizer.apply` in the compute phase: clips gradients, and plans what the ps receive.
 
 The worker clips, since the norm is over all gradients. The rest of the update runs on the ps. The
-worker runs it too if the step reads a variable again afterwards (`_Ahead`), and runs a part of it
-if the update couples rows on several ps (`coupled.py`).
+worker runs it too if the step reads a variable again afterwards (`_Ahead`). An update that couples
+rows on several ps is refused (`coupling.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from kerasps.errors import UnsupportedError
 from kerasps.step.compute.found_rows import GradientSums
 from kerasps.step.compute.step_values import StepValues
 from kerasps.step.contract.inventory import Inventory, ScratchKey
-from kerasps.step.records.identity import ByIdentity, IdentitySet
+from kerasps.step.records.identity import IdentitySet
 from kerasps.step.records.packing import filled, leaves_of, specs_of
-from kerasps.step.updates.coupled import CoupledUpdate, Sent
+from kerasps.step.updates.coupling import coupling_of, refusal
 from kerasps.step.updates.optimizers import is_known_to_treat_rows_alone
-from kerasps.step.updates.traced_update import trace_update
 from kerasps.step.updates.update import Update, UpdateTensors
 from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, finish
 from kerasps.variables import ParameterServerVariable
@@ -202,8 +201,8 @@ class UpdateRecorder:
             for g, v in zip(arguments.gradients, variables, strict=True)
         ]
         addends: list[list[tf.Tensor]] = [[] for _ in variables]
-        tensors = UpdateTensors(scalars, gradients, [], addends=addends)
-        update = Update(optimizer, variables, shared, ByIdentity(), tensors)
+        tensors = UpdateTensors(scalars, gradients, addends=addends)
+        update = Update(optimizer, variables, shared, IdentitySet(), tensors)
         if not self._values.in_control_flow():
             for i, (gradient, variable) in enumerate(
                 zip(arguments.gradients, variables, strict=True)
@@ -212,43 +211,26 @@ class UpdateRecorder:
                 if known is not None:
                     update.lookups[variable], addends[i] = known
         for gradient, variable in zip(gradients, variables, strict=True):
-            coupled = self._couple(update, variable, gradient.dtype)
-            if coupled is not None:
-                update.coupled[variable] = coupled
-            update.tensors.sent.append(self._sent(update, variable, gradient))
+            if self._couples_rows(update, variable, gradient.dtype):
+                update.coupled.add(variable)
         return update
 
-    def _couple(
+    def _couples_rows(
         self, update: Update, variable: ParameterServerVariable, gradient_dtype: tf.DType
-    ) -> CoupledUpdate | None:
-        """Return the update of `variable`, cut in two, if it may couple rows; else None."""
+    ) -> bool:
+        """Return True if the update of a table needs all rows; refuse that for shards."""
         optimizer = update.optimizer
         in_rows = variable.sharding is not None or self._phase.is_table(variable)
         if not in_rows or is_known_to_treat_rows_alone(optimizer, variable):
-            return None
-        specs = specs_of(update.tensors.scalars)
-        key = (id(optimizer), id(variable), gradient_dtype, *leaves_of(specs))
-        coupled = self._inventory.coupled.get(key)
-        if coupled is None or not coupled.is_reusable:
-            coupled = CoupledUpdate(
-                trace_update(optimizer, variable, gradient_dtype, specs, update.shared)
-            )
-            self._inventory.coupled[key] = coupled
-        return coupled
-
-    def _sent(self, update: Update, variable: ParameterServerVariable, gradient: tf.Tensor) -> Sent:
-        """Return the values of the whole `variable` to send, if its update couples shards."""
-        coupled = update.coupled.get(variable)
-        if variable.sharding is None or coupled is None or not coupled.needs_whole:
-            return Sent([], [])
-        why = (
-            f"optimizer {update.optimizer.name!r}, or its constraint, couples its rows, which are "
-            "in shards"
-        )
-        if self._phase.needs_whole(variable, why):
-            return Sent([], [])
-        values = ByIdentity((v, self._phase.read_whole(v)) for v in coupled.pulled)
-        return coupled.sent(gradient, update.tensors.scalars, values)
+            return False
+        found, key = self._inventory.couplings, (id(optimizer), id(variable))
+        if key not in found:
+            scalars = specs_of(update.tensors.scalars)
+            found[key] = coupling_of(optimizer, variable, gradient_dtype, scalars, update.shared)
+        how = found[key]
+        if how is not None and variable.sharding is not None:
+            raise refusal(optimizer, variable, how)
+        return how is not None
 
     def _gradient_shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
         if self._phase.is_table(variable):

@@ -8,7 +8,7 @@ to the inventory; if that was new, the step is traced again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import keras
 import tensorflow as tf
 
 from kerasps.step.records.identity import ByIdentity, IdentitySet
-from kerasps.step.updates.coupled import CoupledUpdate
 from kerasps.variables import ParameterServerVariable, is_seed_state
 from kerasps.variables.kinds import TABLE_NAME, is_metric_state
 
@@ -64,7 +63,7 @@ class Inventory:
         small: variables that would be tables, but are read whole because they are small.
         replaced: variables whose values a step replaces, although it seems to add to them.
         scratch: the worker's resources for a step, and the specs of their values.
-        coupled: the traced updates, by all that they depend on.
+        couplings: how updates couple rows, by the ids of optimizer and variable; None if not.
         grew: True if a trace added a variable or value since this was last set to False.
         presumes: True until a trace has settled what was presumed.
     """
@@ -81,7 +80,7 @@ class Inventory:
         self.small: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.replaced: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.scratch: dict[ScratchKey, tf.TensorSpec] = {}
-        self.coupled: dict[Hashable, CoupledUpdate] = {}
+        self.couplings: dict[tuple[int, int], str | None] = {}
         self.grew = False
         self.presumes = True
         self._used_whole: IdentitySet[ParameterServerVariable] = IdentitySet()

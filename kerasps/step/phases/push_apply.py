@@ -247,11 +247,6 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
         with entering(phase), phase.on(shards[0], rows):
             phase.decay_and_update(shards[0].variable, gradient)
     gradients = dict(zip(update.single, message.gradients, strict=True))
-    coupling = {
-        shard: (coupled, sent)
-        for shard, sent in zip(update.single, message.sent, strict=True)
-        if (coupled := update.coupled(shard)) is not None
-    }
     for shard in update.rest:
         gradient = gradients.get(shard)
         touched: _Rows | None = None
@@ -265,9 +260,5 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
                 gradient = tf.math.unsorted_segment_sum(
                     gradient, shard_places, shard.storage.shape[0]
                 )
-        if touched is None and shard in coupling:
-            coupled, sent = coupling[shard]
-            coupled.apply(shard, gradient, message.scalars, sent)
-        else:
-            with phase.on(shard, touched):
-                finish(phase, shard.variable, gradient, message.scalars.clip_scale)
+        with phase.on(shard, touched):
+            finish(phase, shard.variable, gradient, message.scalars.clip_scale)

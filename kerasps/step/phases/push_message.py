@@ -18,7 +18,6 @@ from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.records.packing import specs_of
 from kerasps.step.records.specs import sent_part, sent_rows, sent_state, sent_value
 from kerasps.step.rows.groups import GroupShard, ShardRun, TableGroup
-from kerasps.step.updates.coupled import CoupledUpdate, Sent
 from kerasps.step.updates.fused import FusedVariable
 from kerasps.step.updates.optimizers import may_update_rows
 from kerasps.step.updates.update import Update, UpdateTensors
@@ -37,7 +36,6 @@ class UpdateMessage(NamedTuple):
         gradients: the gradients of other shards.
         groups: the gradients of each group of several tables: on the worker, a list of tensors to
             be put end to end; on the ps, one tensor.
-        sent: the values of the whole variable that each of `gradients` needs; mostly none.
         applied: whether the optimizer was applied, as a float32, if that is conditional; else None.
     """
 
@@ -45,7 +43,6 @@ class UpdateMessage(NamedTuple):
     fused: list[Any]
     gradients: list[Any]
     groups: list[Any]
-    sent: list[Sent]
     applied: Any
 
 
@@ -109,9 +106,8 @@ class StepChanges:
 
     def updates_rows(self, update: Update, variable: ParameterServerVariable) -> bool:
         """Return True if an update moves the touched rows of a table without the other rows."""
-        coupled = update.coupled.get(variable)
-        treats_rows_alone = coupled is None or not coupled.couples_rows
-        return treats_rows_alone and may_update_rows(update.optimizer, self.sparse_updates)
+        is_coupled = variable in update.coupled
+        return not is_coupled and may_update_rows(update.optimizer, self.sparse_updates)
 
     def lazy_tables(self, update: Update) -> list[ParameterServerVariable]:
         """Return the tables of which an update moves only the touched rows."""
@@ -211,11 +207,6 @@ class DeviceUpdate:
         alone = [shard for shard in self.single if shard.variable in self._changes.tables]
         return [*([ShardRun((shard,))] for shard in alone), *(shard.runs for shard in self.groups)]
 
-    def coupled(self, shard: Shard) -> CoupledUpdate | None:
-        """Return the coupled update that updates a shard from the whole variable; None if none."""
-        variable = shard.variable
-        return None if variable.sharding is None else self.update.coupled.get(variable)
-
     def sums_lookups(self, group: TableGroup) -> bool:
         """Return True if the push, not the step, sums the gradients of a group's look-ups."""
         return all(table in self.update.lookups for table in group.tables)
@@ -239,7 +230,6 @@ class DeviceUpdate:
             return 1 if is_one else len(shard.group.tables)
 
         tensors = self.update.tensors
-        coupled = [self.coupled(shard) for shard in self.single]
         return UpdateMessage(
             scalars=specs_of(tensors.scalars),
             fused=[of_fused(variable) for variable in self.fused],
@@ -250,10 +240,6 @@ class DeviceUpdate:
                 for shard in self.single
             ],
             groups=[of_group(shard, parts(shard)) for shard in self.groups],
-            sent=[
-                Sent([], []) if coupled_update is None else coupled_update.specs_of(shard)
-                for coupled_update, shard in zip(coupled, self.single, strict=True)
-            ],
             applied=None if tensors.applied is None else tf.TensorSpec([], tf.float32),
         )
 
@@ -262,7 +248,6 @@ class DeviceUpdate:
         tensors: UpdateTensors = outputs.updates[self.number]
         variables = self.update.variables
         gradients = ByIdentity(zip(variables, tensors.gradients, strict=True))
-        whole = ByIdentity(zip(variables, tensors.sent, strict=True))
 
         def gradient(shard: Shard) -> tf.Tensor:
             if shard.variable in self._changes.tables:
@@ -279,18 +264,11 @@ class DeviceUpdate:
             of_tables = [(self.update.lookups[table], addends[table]) for table in tables]
             return request.rows_in(shard, [request.sum(of_tables)])
 
-        def sent(shard: Shard) -> Sent:
-            coupled = self.coupled(shard)
-            return (
-                Sent([], []) if coupled is None else coupled.sent_to(shard, whole[shard.variable])
-            )
-
         return UpdateMessage(
             scalars=tensors.scalars,
             fused=[[gradient(shard) for shard in variable.shards] for variable in self.fused],
             gradients=[gradient(shard) for shard in self.single],
             groups=[rows(shard) for shard in self.groups],
-            sent=[sent(shard) for shard in self.single],
             applied=None if tensors.applied is None else tf.cast(tensors.applied, tf.float32),
         )
 

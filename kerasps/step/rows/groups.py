@@ -247,7 +247,6 @@ def _rule(update: Update, table: ParameterServerVariable, sparse_updates: str) -
     if (
         not has_uniform_updates(optimizer)
         or not may_update_rows(optimizer, sparse_updates)
-        or table in update.coupled
         or table.constraint is not None
     ):
         return None

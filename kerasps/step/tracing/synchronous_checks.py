@@ -59,13 +59,6 @@ def _reason_against(update: Update) -> tuple[str, str] | None:
             "differ",
             "Apply it in each step: `bfloat16` needs no loss scale",
         )
-    for variable, coupled in update.coupled.items():
-        if variable.sharding is not None and coupled.needs_whole:
-            return (
-                f"couples the rows of '{variable.path}', which are in shards, so that a worker "
-                "would work out a part of the update from its own gradient",
-                "Leave that variable whole, or take an elementwise optimizer such as Adam",
-            )
     return None
 
 

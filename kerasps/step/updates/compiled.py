@@ -17,8 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kerasps.step.updates.coupling import ELEMENTWISE
 from kerasps.step.updates.optimizers import has_uniform_updates
-from kerasps.step.updates.update_cut import ELEMENTWISE
 from kerasps.step.updates.updating import UpdatePhase
 from kerasps.variables import ParameterServerVariable, call_with, slots_of
 

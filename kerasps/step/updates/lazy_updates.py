@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import keras
 
-from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.step.updates.optimizers import moves_rows_without_gradient
 from kerasps.variables import ParameterServerVariable
 
@@ -36,7 +35,7 @@ class LazyUpdates:
     ) -> None:
         """Note that the steps of a training update only the touched rows of these tables."""
         kind = type(optimizer)
-        if not self.is_default or DRY_RUN.is_active or kind in self._told:
+        if not self.is_default or kind in self._told:
             return
         moved = [table for table in tables if moves_rows_without_gradient(optimizer, table)]
         if not moved:

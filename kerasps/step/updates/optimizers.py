@@ -7,7 +7,7 @@ import keras
 from kerasps.variables import ParameterServerVariable
 
 # Their update of an element depends only on that element, its gradient and its slots; for others,
-# see `coupled.py`.
+# see `coupling.py`.
 _ELEMENTWISE = (
     keras.optimizers.SGD,
     keras.optimizers.RMSprop,
@@ -52,7 +52,7 @@ def has_uniform_updates(optimizer: keras.optimizers.Optimizer) -> bool:
     )
 
 
-def _is_row_wise(variable: ParameterServerVariable) -> bool:
+def is_row_wise(variable: ParameterServerVariable) -> bool:
     """Return True if the constraint of `variable`, if any, is known to treat rows separately."""
     constraint = keras.Variable.constraint.fget(variable)
     if constraint is None or type(constraint) is keras.constraints.NonNeg:
@@ -70,10 +70,10 @@ def is_known_to_treat_rows_alone(
 ) -> bool:
     """Return True if an update of one row of `variable` is known to depend on that row alone.
 
-    Otherwise, `coupled.py` finds out from the trace of the update.
+    Otherwise, `coupling.py` finds out from the trace of the update.
     """
     clips_accumulated = optimizer.gradient_accumulation_steps and optimizer.clipnorm
-    return is_elementwise(optimizer) and _is_row_wise(variable) and not clips_accumulated
+    return is_elementwise(optimizer) and is_row_wise(variable) and not clips_accumulated
 
 
 def moves_rows_without_gradient(

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kerasps.step.records.identity import ByIdentity
-from kerasps.step.updates.coupled import CoupledUpdate, Sent
+from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.updates.updating import Scalars
 from kerasps.variables import ParameterServerVariable
 
@@ -18,7 +17,6 @@ class UpdateTensors(NamedTuple):
     Attributes:
         scalars: the learning rate and shared state.
         gradients: a gradient per variable; for a table, one row for each row asked for.
-        sent: for each variable, the values of the whole that its shards need; mostly nothing.
         applied: whether the optimizer was applied, if that is conditional; else None.
         addends: for each variable, the addends of its gradient, if the step used the gradient only
             for the optimizer (see `found_rows.py`): for each look-up, a tensor with a row for each
@@ -27,7 +25,6 @@ class UpdateTensors(NamedTuple):
 
     scalars: Scalars
     gradients: list[Any]
-    sent: list[Sent]
     applied: Any = None
     addends: Sequence[list[Any]] = ()
 
@@ -40,7 +37,7 @@ class Update:
         optimizer: the `keras.optimizers.Optimizer`.
         variables: the variables that it updates.
         shared: the variables of its shared state.
-        coupled: the updates of those variables that may couple rows.
+        coupled: the tables of which it updates all rows, since it couples them.
         tensors: the tensors that the step computed for it.
         lookups: for each variable whose gradient's addends are known, the indices of their
             look-ups, in their order.
@@ -49,6 +46,6 @@ class Update:
     optimizer: Any
     variables: list[ParameterServerVariable]
     shared: list[ParameterServerVariable]
-    coupled: ByIdentity[ParameterServerVariable, CoupledUpdate]
+    coupled: IdentitySet[ParameterServerVariable]
     tensors: UpdateTensors
     lookups: ByIdentity[ParameterServerVariable, list[int]] = field(default_factory=ByIdentity)

@@ -1,7 +1,7 @@
 """The part of `Optimizer.apply` after clipping, for one variable in any of its forms.
 
 In a push the variable is a shard on its ps, rows of a shard, or a fused variable (`push_apply.py`).
-In the trace that finds coupled rows it is a tensor of the whole variable (`traced_update.py`). For
+In the trace that finds coupled rows it is a tensor of some rows (`coupling.py`). For
 a worker that updates ahead it is a tensor of the step (`update_recorder.py`).
 """
 

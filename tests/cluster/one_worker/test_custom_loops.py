@@ -14,7 +14,7 @@ from kerasps import _compat
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.inputs import quickly_deleted
 from support.matrix import with_matrix
-from support.optimizers import OPTIMIZERS
+from support.optimizers import NOT_ELEMENTWISE, OPTIMIZERS
 
 NUM_ROWS, BATCH_SIZE, STEPS = 32, 8, 20
 RANDOM = np.random.default_rng(0)
@@ -153,7 +153,7 @@ def assert_same(plain, ours):
 
 
 CASES = [
-    (name, kind, num_shards)
+    (name, kind, 1 if name in NOT_ELEMENTWISE else num_shards)
     for name, kind, num_shards in zip(
         OPTIMIZERS, itertools.cycle(KINDS), itertools.cycle([2, 2, 1, 3]), strict=False
     )

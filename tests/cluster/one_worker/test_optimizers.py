@@ -117,33 +117,6 @@ def test_history_equals_plain_keras(strategy):
         np.testing.assert_allclose(ours.history.history[name], values, rtol=1e-5)
 
 
-# A kernel and a bias of each layer but the last are split: by 40 bytes, all have as many rows as
-# there are shards.
-SPLIT_FROM = 40
-
-
-# Each with shards of one size in turn, and the first with both.
-IN_SHARDS = [
-    (name, *((2, 1), (3, 7))[index % 2])
-    for index, name in enumerate([*NOT_ELEMENTWISE, NOT_ELEMENTWISE[0]])
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "num_shards", "steps_per_execution"),
-    with_matrix(IN_SHARDS, at_length=IN_SHARDS[1:]),
-)
-def test_optimizer_that_couples_rows_equals_plain_keras_in_shards(
-    strategy, sharded, name, num_shards, steps_per_execution
-):
-    sharded(num_shards, SPLIT_FROM)
-    plain, ours = train_both(
-        strategy, lambda: model_with(OPTIMIZERS[name](), steps_per_execution), regression_data()
-    )
-    assert [len(v.shards) for v in ours.trainable_variables] == [num_shards] * 5 + [1]
-    assert_equal(plain, ours)
-
-
 HALF_PRECISION = ("bfloat16", "mixed_float16")
 
 
@@ -155,7 +128,7 @@ HALF_PRECISION = ("bfloat16", "mixed_float16")
     ],
 )
 def test_optimizer_that_couples_rows_trains_in_half_precision_as_plain_keras(
-    strategy, sharded, name, policy
+    strategy, name, policy
 ):
     def make():
         # Not built by whoever compares: the first step builds it, from constants of its own.
@@ -163,14 +136,12 @@ def test_optimizer_that_couples_rows_trains_in_half_precision_as_plain_keras(
         model.compile(OPTIMIZERS[name](), "mse")
         return model
 
-    sharded(2, SPLIT_FROM)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
         plain, ours = train_both(strategy, make, regression_data(), steps=5, epochs=2)
     finally:
         keras.config.set_dtype_policy(before)
-    assert len(ours.trainable_variables[0].shards) == 2
     np.testing.assert_allclose(
         ours.history.history["loss"], plain.history.history["loss"], rtol=0.02
     )
@@ -272,22 +243,46 @@ if hasattr(keras.optimizers, "MultiOptimizer"):
         ],
     ),
 )
-def test_what_couples_rows_equals_plain_keras_in_shards(strategy, sharded, name):
-    sharded(3, SPLIT_FROM)
+def test_what_couples_rows_equals_plain_keras_on_whole_variables(strategy, name):
     plain, ours = train_both(strategy, COUPLED[name], regression_data())
-    assert [len(v.shards) for v in ours.trainable_variables] == [3] * 5 + [1]
+    assert {len(v.shards) for v in ours.trainable_variables} == {1}
     assert_equal(plain, ours)
 
 
-def test_slots_of_other_shapes_lie_beside_the_first_shard_and_are_saved(
-    strategy, sharded, tmp_path
-):
+# By 40 bytes, a kernel and a bias of each layer but the last are split.
+SPLIT_FROM = 40
+REFUSED = {
+    **COUPLED,
+    **{name: lambda name=name: model_with(OPTIMIZERS[name]()) for name in NOT_ELEMENTWISE},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_couples_rows_is_refused_by_name_in_shards(strategy, sharded, name):
+    sharded(3, SPLIT_FROM)
+    with strategy.scope():
+        model = REFUSED[name]()
+    before = model.get_weights()
+    with pytest.raises(
+        kerasps.UnsupportedError,
+        match=r"couples the rows of '.*(kernel|bias)', which is in 3 shards.* Keep such variables",
+    ):
+        model.fit(*regression_data(), batch_size=16, verbose=0)
+    # Nothing has changed, and with another optimizer it trains.
+    for expected, actual in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    assert int(model.optimizer.iterations) == 0
+    if name == "adafactor":
+        model.compile("adam", "mse")
+        model.fit(*regression_data(), batch_size=16, verbose=0)
+
+
+def test_slots_of_other_shapes_lie_beside_their_variable_and_are_saved(strategy, tmp_path):
     def fit(model, steps):
         model.fit(
             *regression_data(), batch_size=16, shuffle=False, steps_per_epoch=steps, verbose=0
         )
 
-    sharded(2)
     plain, ours = train_both(
         strategy, lambda: model_with(OPTIMIZERS["adafactor"]()), regression_data(), steps=20
     )
@@ -300,10 +295,8 @@ def test_slots_of_other_shapes_lie_beside_the_first_shard_and_are_saved(
         assert slot.device == kernel.shards[0].device
         assert slot.shards[0].name in {task.device: task for task in held}[slot.device].names
     ours.save(tmp_path / "model.keras")
-    sharded(3)
     with strategy.scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert len(loaded.layers[1].kernel.shards) == 3
     for model in (plain, loaded):
         fit(model, 20)
     assert_equal(plain, loaded)
@@ -313,7 +306,7 @@ class Neighbours(keras.optimizers.SGD):
     """Looks at another variable's slot."""
 
     def update_step(self, gradient, variable, learning_rate):
-        super().update_step(gradient + 0.0 * self.momentums[0][0, 0], variable, learning_rate)
+        super().update_step(gradient + 0.0 * self.momentums[1][0], variable, learning_rate)
 
 
 def test_an_update_that_needs_another_variable_is_refused_by_name(strategy, sharded):

@@ -229,7 +229,8 @@ MODELS = {
 
 # In shards one step at a time; whole and several steps in one go where what goes from step to step
 # is of another kind.
-CASES = [(kind, 1, 2) for kind in MODELS] + [
+# Accumulation with `clipnorm` is refused in shards.
+CASES = [(kind, 1, 2) for kind in MODELS if kind != "gan, accumulated"] + [
     (kind, 4, 1) for kind in ("vae", "wgan", "gan, accumulated", "averaged, scaled")
 ]
 
@@ -240,13 +241,7 @@ CASES = [(kind, 1, 2) for kind in MODELS] + [
         CASES,
         at_length=[
             *(("clipped gan", 1, 2), ("gan, averages and decay", 1, 2), ("averaged, nadam", 1, 2)),
-            *(
-                ("gan", 1, 2),
-                ("gan, accumulated", 1, 2),
-                ("gan, accumulated", 4, 1),
-                ("averaged", 1, 2),
-                ("vae", 1, 2),
-            ),
+            *(("gan", 1, 2), ("averaged", 1, 2), ("vae", 1, 2)),
             *(("wgan", 4, 1), ("averaged, scaled", 4, 1)),
         ],
     ),

@@ -5,13 +5,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import kerasps
 from kerasps.variables import row_pools
 from kerasps.variables.pooled_rows import PooledRows
 from kerasps.variables.slots import slots_of
-from support.compare import MAX_ATTEMPTS
 from support.matrix import with_matrix
 from support.models import descending_model, prediction_itself, touches
 
@@ -87,54 +85,3 @@ def test_no_update_of_a_row_of_a_group_is_lost(strategy, monkeypatch):
     pairs += zip(plain.optimizer.variables, ours.optimizer.variables, strict=True)
     for expected, actual in pairs:
         np.testing.assert_array_equal(actual.numpy(), expected.numpy(), err_msg=actual.path)
-
-
-COUPLED = {
-    name: getattr(keras.optimizers, name)
-    for name in ("Adafactor", "Lamb", "Muon")
-    if hasattr(keras.optimizers, name)
-}
-
-
-@pytest.mark.parametrize("name", with_matrix(COUPLED, at_length=[*COUPLED][1:]))
-def test_updates_that_couple_rows_lose_nothing(strategy, name):
-    def train(model, data):
-        model.compile(COUPLED[name](0.01), loss=lambda y, out: out, steps_per_execution=5)
-        history = model.fit(data, steps_per_epoch=100, epochs=2, verbose=0, shuffle=False)
-        return model, history.history["loss"]
-
-    def make():
-        # Each row of the kernel has a gradient of its own, the same in each step.
-        return keras.Sequential(
-            [
-                keras.Input((400,)),
-                keras.layers.Dense(100, use_bias=False, kernel_initializer="ones"),
-            ]
-        )
-
-    x = np.linspace(-1.0, 2.0, 400, dtype="float32")
-    data = tf.data.Dataset.from_tensors((x[None], np.zeros((1, 100), "float32"))).repeat()
-    plain, losses = train(make(), data)
-    # The kernel follows from norms too, which a worker may know late.
-    off = []
-    for _ in range(MAX_ATTEMPTS):
-        with strategy.scope():
-            ours, our_losses = train(make(), kerasps.DatasetCreator(lambda context: data))
-        kernel = ours.layers[0].kernel
-        off.append(np.max(np.abs(kernel.numpy() - plain.layers[0].kernel.numpy())))
-        if off[-1] <= 0.1 and our_losses == pytest.approx(losses, rel=0.1):
-            break
-    else:
-        pytest.fail(f"kernels off by {off}, {MAX_ATTEMPTS} times; {our_losses}, not {losses}")
-    assert len({shard.device for shard in kernel.shards}) == 2
-    assert int(ours.optimizer.iterations.numpy()) == 200
-    # Slots follow from gradients, each of which counts once, and Adafactor's also from the number
-    # of iterations.
-    tolerance = 0.05 if name == "Adafactor" else 1e-5
-    for expected, actual in zip(
-        slots_of(plain.optimizer)[0], slots_of(ours.optimizer)[0], strict=True
-    ):
-        np.testing.assert_allclose(
-            actual.numpy(), expected.numpy(), rtol=tolerance, err_msg=actual.path
-        )
-    assert losses[1] < losses[0]

@@ -1,4 +1,4 @@
-"""Replaces the tasks of a cluster that does not exist, for a dry run of `kerasps plan`.
+"""Replaces the tasks of a cluster that does not exist, while `kerasps plan` runs a script.
 
 In a dry run, operations on the device of a ps or a worker run in this process. A variable knows the
 ps that would hold it. A large variable gets no value and no memory, so that a plan needs less
@@ -27,24 +27,15 @@ class DryRun(threading.local):
     """The state of the dry run of this process.
 
     Attributes:
-        is_active: whether this process is a dry run.
         device: the device of the (missing) ps that this thread's operations are for; None if they
             are for no ps.
     """
 
-    is_active = False
     _room = ALL_VALUES_BYTES
     device: str | None = None
 
-    @classmethod
-    def begin(cls) -> None:
-        """Make this process a dry run until it ends. Call before there is a strategy."""
-        cls.is_active = True
-
     def leaves_out(self, shape: tf.TensorShape, dtype: tf.DType) -> bool:
         """Return whether a new variable gets no value. Call once for each variable."""
-        if not self.is_active:
-            return False
         num_bytes = int(math.prod(shape) * dtype.size)
         if num_bytes > min(VALUE_BYTES, DryRun._room):
             return True
