@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 
 import kerasps
-from kerasps.cli.live.top_view import view
-from kerasps.monitoring.status import described
+from kerasps.tools.cli.live.top_view import view
+from kerasps.tools.monitoring.status import described
 
 WIDTH = 132
 TABLES = {"users": 200_000, "films": 40_000, "cities": 5_000}

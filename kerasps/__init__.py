@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
     from kerasps.evaluator.training_end import TrainingEndMarker
     from kerasps.inputs import DatasetCreator
-    from kerasps.monitoring.status import (
+    from kerasps.step.tracing.traffic import LoadReport, TaskLoad
+    from kerasps.strategy import ParameterServerStrategy
+    from kerasps.strategy_arguments import StrategyOptions
+    from kerasps.tools.monitoring.status import (
         ProcessUsage,
         PSRunStatus,
         RunStatus,
         TableStatus,
         WorkerRunStatus,
     )
-    from kerasps.step.tracing.traffic import LoadReport, TaskLoad
-    from kerasps.strategy import ParameterServerStrategy
-    from kerasps.strategy_arguments import StrategyOptions
-    from kerasps.tracing import Trace
+    from kerasps.tools.tracing import Trace
     from kerasps.training.contract.staleness import Staleness, WorkerStaleness
     from kerasps.variables import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
     from kerasps.variables.placement import LookedUp, Placement, TaskPlacement
@@ -132,26 +132,26 @@ _MODULES = {
     "LookedUp": "variables.placement",
     "MaxSizePartitioner": "variables",
     "MinSizePartitioner": "variables",
-    "PSRunStatus": "monitoring.status",
+    "PSRunStatus": "tools.monitoring.status",
     "ParameterServerStrategy": "strategy",
     "Placement": "variables.placement",
-    "ProcessUsage": "monitoring.status",
+    "ProcessUsage": "tools.monitoring.status",
     "RunConfig": "worker_driven",
-    "RunStatus": "monitoring.status",
+    "RunStatus": "tools.monitoring.status",
     "SidecarEvaluator": "evaluator.sidecar",
     "SidecarEvaluatorModelExport": "evaluator.best_model",
     "Staleness": "training.contract.staleness",
     "StalenessLogger": "callbacks",
     "StrategyOptions": "strategy_arguments",
-    "TableStatus": "monitoring.status",
+    "TableStatus": "tools.monitoring.status",
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placement",
     "TaskProcess": "cluster.processes.process",
-    "Trace": "tracing",
+    "Trace": "tools.tracing",
     "TrainSpec": "worker_driven",
     "TrainingEndMarker": "evaluator.training_end",
     "WorkerDrivenStrategy": "worker_driven",
-    "WorkerRunStatus": "monitoring.status",
+    "WorkerRunStatus": "tools.monitoring.status",
     "WorkerInfo": "cluster.members.membership",
     "WorkerStaleness": "training.contract.staleness",
     "metrics": "metrics",

@@ -2,7 +2,7 @@
 
 import sys
 
-from kerasps.cli.main import main
+from kerasps.tools.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -56,7 +56,7 @@ GRADIENTS = Feature("`tf.gradients`", ("tensorflow:gradients",))
 MESSAGES = Feature("short and clear messages", is_dispensable=True)
 RANDOM_FUNCTIONS = Feature("a function in a step that draws random numbers")
 RECURRENT = Feature("recurrent layers", ("keras:layers.GRU.call", "keras:layers.LSTM.call"))
-TRACES = Feature("traces of tasks", ("kerasps.tracing:Trace.on_train_begin",))
+TRACES = Feature("traces of tasks", ("kerasps.tools.tracing:Trace.on_train_begin",))
 VALIDATION_SPLIT = Feature("`validation_split`")
 
 

@@ -10,10 +10,10 @@ import tensorflow as tf
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.members.reachability import wait_until_reachable
-from kerasps.monitoring.reader import MonitoredHost
 from kerasps.step.tracing.traffic import TrafficMeter
 from kerasps.step.updates.lazy_updates import LazyUpdates
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
+from kerasps.tools.monitoring.reader import MonitoredHost
 from kerasps.training.contract.run_meter import RunMeter
 from kerasps.training.contract.staleness import StalenessMeter
 from kerasps.variables.placing import Extended

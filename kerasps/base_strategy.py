@@ -21,9 +21,6 @@ from kerasps.errors import KeraspsError
 from kerasps.hooks import patch, table
 from kerasps.hooks.functions import leave_remote_functions
 from kerasps.inputs import makes_quickly_deleted, quickly_deleted
-from kerasps.monitoring.reader import StatusReader
-from kerasps.monitoring.sockets import StatusSocket
-from kerasps.monitoring.status import RunStatus, described
 from kerasps.runtime.connected import (
     check_not_closed,
     connected_strategy,
@@ -34,6 +31,9 @@ from kerasps.runtime.forks import check_not_forked, take_note_of_forks
 from kerasps.runtime.supervision import tell_connected
 from kerasps.step.tracing.traffic import LoadReport
 from kerasps.strategy_arguments import StrategyOptions
+from kerasps.tools.monitoring.reader import StatusReader
+from kerasps.tools.monitoring.sockets import StatusSocket
+from kerasps.tools.monitoring.status import RunStatus, described
 from kerasps.training import Host
 from kerasps.variables.placement import Placement
 from kerasps.variables.placing import Extended

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from kerasps import checks
 from kerasps.base_strategy import BaseStrategy
-from kerasps.monitoring.endpoint import Endpoint
-from kerasps.monitoring.metrics import METRICS
-from kerasps.monitoring.scalars import EventFile, write_scalar
-from kerasps.monitoring.status import described
+from kerasps.tools.monitoring.endpoint import Endpoint
+from kerasps.tools.monitoring.metrics import METRICS
+from kerasps.tools.monitoring.scalars import EventFile, write_scalar
+from kerasps.tools.monitoring.status import described
 from kerasps.training.contract.host import host_of
 
 _LOGGER = logging.getLogger("kerasps")
@@ -310,7 +310,7 @@ def _exposition() -> Any:
     Raises ImportError if its package is not installed.
     """
     try:
-        from kerasps.monitoring.prometheus import exposition
+        from kerasps.tools.monitoring.prometheus import exposition
     except ImportError as exc:
         raise ImportError(
             "A ClusterMonitor with a port needs the package `prometheus-client`. Expected: a "

@@ -21,7 +21,7 @@ from kerasps.evaluator.watched import (
     load_checkpoint,
     newest_checkpoint,
 )
-from kerasps.monitoring.scalars import EventFile, write_scalar
+from kerasps.tools.monitoring.scalars import EventFile, write_scalar
 
 # Short next to the time between two checkpoints, long next to reading a directory.
 POLL_INTERVAL_S = 0.5

@@ -24,7 +24,7 @@ from kerasps.inputs import DatasetCreator, Input, InputArguments, as_input
 from kerasps.runtime.devices import COORDINATOR_TASK
 from kerasps.step import TRAIN
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
-from kerasps.tracing import Trace
+from kerasps.tools.tracing import Trace
 from kerasps.training import Dispatching
 from kerasps.training.contract.host import LoopSteps
 from kerasps.worker_driven.fit_messages import FitMessages, StopBroadcast

@@ -81,7 +81,7 @@ def problems_of_wheel(wheel: Path) -> list[str]:
     problems = differences("The wheel", modules | {f"{info}/{name}" for name in about}, names)
     if "kerasps/py.typed" not in names:
         problems.append("The wheel has no py.typed.")
-    if entries != ["[console_scripts]", "kerasps", "=", "kerasps.cli.main:main"]:
+    if entries != ["[console_scripts]", "kerasps", "=", "kerasps.tools.cli.main:main"]:
         problems.append(f"The wheel has other commands than `kerasps`: {entries}.")
     if not pure or not wheel.name.endswith("-py3-none-any.whl"):
         problems.append(f"The wheel is not for every platform: {wheel.name}.")

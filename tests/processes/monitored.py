@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import kerasps
-from kerasps.monitoring.sockets import directories
+from kerasps.tools.monitoring.sockets import directories
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kerasps.monitoring.metrics import METRICS
-from kerasps.monitoring.status import status_of
+from kerasps.tools.monitoring.metrics import METRICS
+from kerasps.tools.monitoring.status import status_of
 from support.launched import Launch
 from support.process_checks import run_and_report
 

@@ -186,7 +186,7 @@ def test_a_script_without_a_plan(tmp_path, body, says, last):
     assert says in err
     (line,) = [line for line in err.splitlines() if line.startswith("kerasps plan: error: ")]
     assert last in line
-    assert "kerasps/plan" not in err
+    assert "kerasps/tools/plan" not in err
 
 
 def test_what_is_done_before_the_first_step(tmp_path):

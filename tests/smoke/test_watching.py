@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kerasps
-from kerasps.monitoring.sockets import StatusSocket
+from kerasps.tools.monitoring.sockets import StatusSocket
 
 X, Y = np.ones((64, 4), "float32"), np.ones(64, "float32")
 
@@ -100,7 +100,7 @@ def test_no_directory_for_the_status_socket(monkeypatch, tmp_path, caplog):
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr("tempfile.gettempdir", no_temporary_directory)
-    monkeypatch.setattr("kerasps.monitoring.sockets._is_private", lambda directory: False)
+    monkeypatch.setattr("kerasps.tools.monitoring.sockets._is_private", lambda directory: False)
     status = StatusSocket(dict)
     with caplog.at_level(logging.INFO, "kerasps"):
         status.start()

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from kerasps.monitoring.advice import EXECUTION_S, advice_for, are_too_short, worth_below
-from kerasps.monitoring.reader import StatusReader
-from kerasps.monitoring.status import ProcessUsage, RunStatus, WorkerRunStatus, status_of
+from kerasps.tools.monitoring.advice import EXECUTION_S, advice_for, are_too_short, worth_below
+from kerasps.tools.monitoring.reader import StatusReader
+from kerasps.tools.monitoring.status import ProcessUsage, RunStatus, WorkerRunStatus, status_of
 
 
 def status(rates=(200.0, 200.0), cpu=0.5, seconds=60.0, **fields):

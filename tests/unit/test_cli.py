@@ -14,12 +14,12 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from kerasps.cli import main as cli
-from kerasps.cli.commands import env as environment
-from kerasps.cli.commands import launch as launcher
 from kerasps.cluster.local.local_cluster import LocalCluster
 from kerasps.cluster.processes import process
 from kerasps.cluster.processes.gpus import visible_gpus, worker_gpus
+from kerasps.tools.cli import main as cli
+from kerasps.tools.cli.commands import env as environment
+from kerasps.tools.cli.commands import launch as launcher
 from kerasps.words import num_bytes
 
 JOBS = {"chief": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2223"], "ps": ["127.0.0.1:2224"]}

@@ -554,8 +554,9 @@ def test_a_probe_tells_refusal_from_silence():
 
 def test_importing_the_process_layer_does_not_import_tensorflow():
     modules = (
-        "kerasps.cli.main, kerasps.cli.commands.launch, kerasps.cluster.local.local_cluster, "
-        "kerasps.cluster.processes.process, kerasps.cluster.server"
+        "kerasps.tools.cli.main, kerasps.tools.cli.commands.launch, "
+        "kerasps.cluster.local.local_cluster, kerasps.cluster.processes.process, "
+        "kerasps.cluster.server"
     )
     code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

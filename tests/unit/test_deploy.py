@@ -15,7 +15,7 @@ import tomllib
 import pytest
 import yaml
 
-from kerasps.cli.main import _parser
+from kerasps.tools.cli.main import _parser
 from support.manifests import (
     CHECKOUT,
     KUBERNETES,

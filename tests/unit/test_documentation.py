@@ -14,8 +14,8 @@ import keras
 import pytest
 
 import kerasps
-from kerasps.cli.main import _parser
 from kerasps.step.tracing.traffic import TrafficMeter
+from kerasps.tools.cli.main import _parser
 from support.documentation import CHECKOUT, RECORDS, code_blocks, examples, public_classes
 
 CLASSES = public_classes()

@@ -13,7 +13,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from kerasps.cli.main import _parser
+from kerasps.tools.cli.main import _parser
 from support.documentation import CHECKOUT, code_blocks
 from support.names import anchors
 
@@ -174,7 +174,7 @@ def test_environment_variables_of_a_page_are_read(page):
 
 
 def test_what_the_page_quotes_of_a_trace_is_what_a_trace_says():
-    said = texts_in(CHECKOUT / "kerasps" / "tracing")
+    said = texts_in(CHECKOUT / "kerasps" / "tools" / "tracing")
     quotes = re.findall(r'"(?:Worker \d )?(waits for [a-z ]+)', read("why_is_it_slow"))
     assert len(quotes) >= 6
     for quote in quotes:

@@ -36,7 +36,8 @@ FOREIGN = {
     *("train_step", "update_server_def", "wide_and_deep"),
     *("BackupAndRestore._save_model",),
 }
-WINGS = sorted(path.parent.name for path in (ROOT / "kerasps").glob("*/__init__.py"))
+DOORS = [*(ROOT / "kerasps").glob("*/__init__.py"), *(ROOT / "kerasps/tools").glob("*/__init__.py")]
+WINGS = sorted(str(path.parent.relative_to(ROOT / "kerasps")) for path in DOORS)
 
 
 def test_files_are_named():

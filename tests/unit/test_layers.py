@@ -33,8 +33,10 @@ ORDER = [
         "central_storage",
     ),
     *("metrics", "tracing", "callbacks", "evaluator", "worker_driven", "plan"),
-    *("__init__", "cli"),
+    *("__init__", "cli", "tools"),
 ]
+# The wings in `kerasps/tools/`. Their modules are named without it below.
+TOOLS = ("monitoring", "tracing", "plan", "cli")
 WINGS = [
     "runtime",
     "cluster",
@@ -73,14 +75,14 @@ MAX_NAMES_AT_DOOR = 15
 
 # Imports within a function, with what they put off. Everything else is imported where it is seen.
 LATE = {
-    ("callbacks", "kerasps.monitoring.prometheus"): "its package is an extra",
-    ("cli.main", "kerasps.cli.commands.env"): "a command starts without what others need",
-    ("cli.main", "kerasps.cli.commands.launch"): "as above",
-    ("cli.commands.serve", "kerasps.cli.nodes.served_task"): "as above",
-    ("cli.commands.run", "kerasps.cli.nodes"): "as above",
-    ("cli.commands.plan", "kerasps.plan"): "as above",
-    ("cli.commands.top", "kerasps.cli.live.top_live"): "as above",
-    ("cli.commands.trace", "kerasps.cli.live.trace_running"): "as above",
+    ("callbacks", "kerasps.tools.monitoring.prometheus"): "its package is an extra",
+    ("cli.main", "kerasps.tools.cli.commands.env"): "a command starts without what others need",
+    ("cli.main", "kerasps.tools.cli.commands.launch"): "as above",
+    ("cli.commands.serve", "kerasps.tools.cli.nodes.served_task"): "as above",
+    ("cli.commands.run", "kerasps.tools.cli.nodes"): "as above",
+    ("cli.commands.plan", "kerasps.tools.plan"): "as above",
+    ("cli.commands.top", "kerasps.tools.cli.live.top_live"): "as above",
+    ("cli.commands.trace", "kerasps.tools.cli.live.trace_running"): "as above",
     ("tracing.recording", "grpc"): "a trace alone takes so long to begin",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",
@@ -109,11 +111,17 @@ class Import:
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts)
+    return without_tools(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
 
 
-TREES = {module_name(path): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+def without_tools(module: str) -> str:
+    """The name of a module of a tool without "tools."; other names unchanged."""
+    below = module.removeprefix("tools.")
+    return below if below.partition(".")[0] in TOOLS else module
+
+
+PATHS = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {module: ast.parse(path.read_text()) for module, path in PATHS.items()}
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -151,7 +159,7 @@ def place(module: str) -> str:
 
 def target(found: Import) -> str:
     """The module of the package that an import statement ends in, without "kerasps."."""
-    path = found.source.removeprefix("kerasps").removeprefix(".")
+    path = without_tools(found.source.removeprefix("kerasps").removeprefix("."))
     below = f"{path}.{found.name}" if path else found.name
     if below in TREES or f"{below}.__init__" in TREES:
         return below
@@ -196,7 +204,7 @@ def circle(imports: list[Import]) -> list[str]:
     """The modules of a circle of imports, also for types and in functions; empty without one."""
     edges: dict[str, set[str]] = {}
     for found in imports:
-        door = f"{found.source.removeprefix('kerasps.')}.__init__"
+        door = f"{without_tools(found.source.removeprefix('kerasps.'))}.__init__"
         # `from kerasps.wing import module` runs the door of the wing too.
         ends = {target(found), *([door] if door in TREES else [])} - {found.module}
         edges.setdefault(found.module, set()).update(ends)
@@ -300,8 +308,12 @@ def door(wing: str) -> ast.Module:
     return TREES[f"{wing}.__init__"]
 
 
+def package(wing: str) -> str:
+    return f"kerasps.tools.{wing}" if wing in TOOLS else f"kerasps.{wing}"
+
+
 def offered(wing: str) -> list[str]:
-    return getattr(importlib.import_module(f"kerasps.{wing}"), "__all__", [])
+    return getattr(importlib.import_module(package(wing)), "__all__", [])
 
 
 @pytest.mark.parametrize("wing", WINGS)
@@ -311,7 +323,7 @@ def test_a_door_is_sorted_and_offers_what_it_imports(wing):
     imported = {
         (alias.asname or alias.name): node.module
         for node, *_ in visit(door(wing))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"kerasps.{wing}.")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package(wing)}.")
         for alias in node.names
     }
     assert set(imported) == set(names) - {"main"}
@@ -330,7 +342,7 @@ def test_a_door_offers_what_somebody_needs(wing):
     used = {
         found.name
         for found in all_imports()
-        if found.source == f"kerasps.{wing}" and place(found.module) != wing
+        if found.source == package(wing) and place(found.module) != wing
     }
     # `from kerasps import saving` and then `saving.save_model`.
     for module, tree in TREES.items():
@@ -352,8 +364,7 @@ def test_a_wing_and_a_room_say_what_their_contract_is(place):
 
 @pytest.mark.parametrize("module", TREES)
 def test_no_file_and_no_function_is_too_long(module):
-    path = PACKAGE / (module.replace(".", "/") + ".py")
-    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+    assert len(PATHS[module].read_text().splitlines()) <= MAX_FILE_LINES
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     lengths = {
         node.name: node.end_lineno - node.lineno + 1

@@ -20,14 +20,15 @@ import tensorflow as tf
 from rich.console import Console
 
 import kerasps
-from kerasps.cli import main as cli
-from kerasps.cli.live.top_view import view
-from kerasps.monitoring import sockets
-from kerasps.monitoring.endpoint import Endpoint
-from kerasps.monitoring.metrics import METRICS
-from kerasps.monitoring.scalars import write_scalar
-from kerasps.monitoring.sockets import StatusSocket, ask_running, remove_stale_sockets
-from kerasps.monitoring.status import (
+from kerasps.step.tracing.traffic import StepTraffic, TableTraffic, TrafficMeter
+from kerasps.tools.cli import main as cli
+from kerasps.tools.cli.live.top_view import view
+from kerasps.tools.monitoring import sockets
+from kerasps.tools.monitoring.endpoint import Endpoint
+from kerasps.tools.monitoring.metrics import METRICS
+from kerasps.tools.monitoring.scalars import write_scalar
+from kerasps.tools.monitoring.sockets import StatusSocket, ask_running, remove_stale_sockets
+from kerasps.tools.monitoring.status import (
     ProcessUsage,
     PSRunStatus,
     RunStatus,
@@ -36,8 +37,7 @@ from kerasps.monitoring.status import (
     described,
     status_of,
 )
-from kerasps.monitoring.usage import Listeners, UsageMeter
-from kerasps.step.tracing.traffic import StepTraffic, TableTraffic, TrafficMeter
+from kerasps.tools.monitoring.usage import Listeners, UsageMeter
 from kerasps.training.contract.run_meter import Rate, RunMeter
 from kerasps.training.epoch.admission import Bounded
 from kerasps.training.epoch.epoch_events import (
@@ -315,7 +315,9 @@ def test_top_shows_the_only_run(capsys, listening):
 
 def test_top_lists_several_runs(capsys, monkeypatch, listening):
     (found,) = ask_running()
-    monkeypatch.setattr("kerasps.cli.live.running.ask_running", lambda pid=None: [found, found])
+    monkeypatch.setattr(
+        "kerasps.tools.cli.live.running.ask_running", lambda pid=None: [found, found]
+    )
     code, out, err = top(capsys)
     assert (code, out) == (1, "")
     assert "There are 2 runs." in err
@@ -350,7 +352,7 @@ def test_top_says_that_a_reply_is_no_status(capsys, places):
 
 def test_top_starts_without_tensorflow():
     code = (
-        "import sys, kerasps.cli.live.top_live; "
+        "import sys, kerasps.tools.cli.live.top_live; "
         "sys.exit(', '.join({'tensorflow', 'keras', 'numpy'} & {*sys.modules}) or 0)"
     )
     done = subprocess.run(
@@ -386,7 +388,7 @@ def test_a_monitor_says_which_argument_is_wrong(arguments, error, says):
 
 
 def test_a_monitor_says_what_is_to_be_installed(monkeypatch):
-    monkeypatch.delitem(sys.modules, "kerasps.monitoring.prometheus", raising=False)
+    monkeypatch.delitem(sys.modules, "kerasps.tools.monitoring.prometheus", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImportError, match=re.escape("`pip install 'prometheus-client>=0.21'`")):
         kerasps.ClusterMonitor(port=0)

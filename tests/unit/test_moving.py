@@ -13,10 +13,10 @@ import tensorflow as tf
 import yaml
 
 import kerasps
-from kerasps.cli.main import _parser
-from kerasps.cli.nodes.role import RoleOptions, find_role
 from kerasps.cluster.description.platforms import Sizes
 from kerasps.cluster.description.tf_config import read_tf_config
+from kerasps.tools.cli.main import _parser
+from kerasps.tools.cli.nodes.role import RoleOptions, find_role
 from support.documentation import CHECKOUT, code_blocks, columns, errors_of_page
 from support.manifests import KUBERNETES, container_of, errors_of, jobs_of, pods_of, read
 

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from kerasps import words
-from kerasps.plan.advice import advice_for
-from kerasps.plan.dry_run import COORDINATOR_CPU, here_instead
-from kerasps.plan.report import (
+from kerasps.tools.plan.advice import advice_for
+from kerasps.tools.plan.dry_run import COORDINATOR_CPU, here_instead
+from kerasps.tools.plan.report import (
     Advice,
     Plan,
     PSPlan,
@@ -23,8 +23,8 @@ from kerasps.plan.report import (
     VariablePlan,
     WorkerMemory,
 )
-from kerasps.plan.sample import take_sample
-from kerasps.plan.table import MAX_VARIABLES, print_plan
+from kerasps.tools.plan.sample import take_sample
+from kerasps.tools.plan.table import MAX_VARIABLES, print_plan
 from support.documentation import CHECKOUT
 
 GB = 10**9

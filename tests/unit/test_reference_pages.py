@@ -9,9 +9,9 @@ import shlex
 
 import pytest
 
-from kerasps.cli.main import _parser
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.serving.run_end import CODE_OF_LOST
+from kerasps.tools.cli.main import _parser
 from support.documentation import CHECKOUT, code_blocks
 from support.names import variables_in_source
 

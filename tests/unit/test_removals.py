@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from kerasps.cli.scripts.script_forks import ScriptForks
-from kerasps.cli.scripts.script_process import ScriptProcess
+from kerasps.tools.cli.scripts.script_forks import ScriptForks
+from kerasps.tools.cli.scripts.script_process import ScriptProcess
 from support.process_checks import is_listening, wait_for
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from kerasps.cli.nodes.role import RoleOptions, find_role
 from kerasps.cluster.description.platforms import Sizes
 from kerasps.errors import ClusterConfigError
+from kerasps.tools.cli.nodes.role import RoleOptions, find_role
 
 HOSTNAME = "host-of-this-test"
 JOBS = {"chief": ["h0:2222"], "worker": ["h3:2222", "h4:2222"], "ps": ["h1:2222", "h2:2222"]}

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from kerasps.cli.scripts.run_state import (
+from kerasps.runtime.supervision import Notice
+from kerasps.tools.cli.scripts.run_state import (
     End,
     EndHungWorker,
     EndScript,
@@ -20,7 +21,6 @@ from kerasps.cli.scripts.run_state import (
     TimePassed,
     WorkerDied,
 )
-from kerasps.runtime.supervision import Notice
 
 
 class Played:

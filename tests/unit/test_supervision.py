@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from kerasps.cli.scripts.script_process import idle_tasks
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.processes.process import child_environment
 from kerasps.cluster.processes.restarts import RestartBudget
@@ -24,6 +23,7 @@ from kerasps.runtime.supervision import (
     tell_connected,
     tell_supervisor,
 )
+from kerasps.tools.cli.scripts.script_process import idle_tasks
 
 TELL = "from kerasps.runtime.supervision import tell_supervisor; tell_supervisor('hung', 'ps', 3)"
 # A process that the script starts has all that it has, and is no coordinator of this cluster.

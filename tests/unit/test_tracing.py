@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import kerasps
-from kerasps.tracing import clocks, intervals
-from kerasps.tracing.chrome_trace import ChromeTrace
-from kerasps.tracing.clocks import Asked, aligned
-from kerasps.tracing.limits import find_limits
-from kerasps.tracing.report import _chosen, new_run
-from kerasps.tracing.steps import OnPS, WorkerStep, find_steps
-from kerasps.tracing.task_events import Operation, TaskEvents
+from kerasps.tools.tracing import clocks, intervals
+from kerasps.tools.tracing.chrome_trace import ChromeTrace
+from kerasps.tools.tracing.clocks import Asked, aligned
+from kerasps.tools.tracing.limits import find_limits
+from kerasps.tools.tracing.report import _chosen, new_run
+from kerasps.tools.tracing.steps import OnPS, WorkerStep, find_steps
+from kerasps.tools.tracing.task_events import Operation, TaskEvents
 
 
 def test_intervals_are_sets_of_points():

@@ -15,13 +15,13 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.cli.main import main
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.local.resolver import LocalClusterResolver
 from kerasps.cluster.server import check_can_serve
 from kerasps.cluster.serving.renewal import AfterTheEnd
 from kerasps.step.tracing.state import Header
+from kerasps.tools.cli.main import main
 from kerasps.variables.placement import SMALL_BYTES, PlacementLedger
 from kerasps.worker_driven import estimators
 from kerasps.worker_driven.host import _chief_text, _is_chief, _share_of

@@ -15,7 +15,7 @@ from tensorflow.python.data.experimental.ops.testing import sleep
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import kerasps
-from kerasps.tracing import Trace
+from kerasps.tools.tracing import Trace
 from support.compare import MAX_ATTEMPTS
 from support.executions import sent_sizes
 from support.matrix import with_matrix

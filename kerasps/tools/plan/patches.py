@@ -1,0 +1,176 @@
+"""Patches of TensorFlow and Keras for a dry run, beside those of `hooks`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from kerasps._private_names import FIT
+from kerasps.hooks.in_place import Original
+from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
+from kerasps.tools.plan.dry_run import DRY_RUN, HereInstead, here_instead
+from kerasps.tools.plan.errors import PlanError
+from kerasps.variables.named import NamedVariable
+from kerasps.variables.pooled_rows import PooledRows
+
+_FIT_ONLY = (
+    "`kerasps plan` plans `model.fit`, `evaluate`, `predict` and the methods on one batch, of a "
+    "model of a `kerasps.ParameterServerStrategy`."
+)
+
+
+def device(original: Original, self: object, name: object) -> Any:
+    """`Context.device`: use a device of this process in place of a task's device."""
+    text = name.to_string() if isinstance(name, tf.DeviceSpec) else getattr(name, "name", name)
+    if text is None:
+        return HereInstead(None, original(self, None))
+    instead = here_instead(str(text))
+    if instead is None:
+        return original(self, name)
+    here, ps = instead
+    return HereInstead(ps, original(self, here))
+
+
+def make_variable(original: Original, self: tf.Variable, *args: object, **kwargs: object) -> None:
+    """`ResourceVariable.__init__`: note the missing device, and that a large one has no value."""
+    self._absent_device = DRY_RUN.device
+    if isinstance(self, NamedVariable):
+        self._is_left_out = DRY_RUN.leaves_out(kwargs["shape"], kwargs["dtype"])
+    original(self, *args, **kwargs)
+
+
+def device_of(original: Original, self: tf.Variable) -> Any:
+    """`ResourceVariable.device`: return the device that would hold the variable."""
+    return getattr(self, "_absent_device", None) or original(self)
+
+
+def takes_values(original: Original, self: NamedVariable) -> bool:
+    """`NamedVariable.takes_values`: write no values of large variables."""
+    return not getattr(self, "_is_left_out", False)
+
+
+def do_nothing(original: Original, self: object, *args: object, **kwargs: object) -> None:
+    """Do nothing in place of a method of kerasps."""
+
+
+def read_variable(original: Original, self: NamedVariable, *args: object, **kwargs: object) -> Any:
+    """`NamedVariable._read_variable_op`: read zeros if a large variable has no value."""
+    if tf.executing_eagerly() and _has_no_value(self):
+        return tf.zeros(self.shape, self.dtype)
+    return original(self, *args, **kwargs)
+
+
+def read_rows(
+    original: Original, self: NamedVariable, indices: object, name: str | None = None
+) -> Any:
+    """`NamedVariable.sparse_read`: read rows of zeros if a large variable has no value."""
+    if tf.executing_eagerly() and _has_no_value(self):
+        return tf.zeros([*tf.convert_to_tensor(indices).shape, *self.shape[1:]], self.dtype)
+    return original(self, indices, name)
+
+
+def read_pooled(original: Original, self: PooledRows, view: object, places: object) -> Any:
+    """`PooledRows._read`: read rows of zeros, since tables that share a storage have no values."""
+    if tf.executing_eagerly():
+        return tf.zeros([*tf.convert_to_tensor(places).shape, *self.shape[1:]], self.dtype)
+    return original(self, view, places)
+
+
+def write_pooled(
+    original: Original, self: PooledRows, value: object, *args: object, **kw: object
+) -> Any:
+    """`PooledRows.assign`: leave tables that share a storage without values."""
+    return self if tf.executing_eagerly() else original(self, value, *args, **kw)
+
+
+def _has_no_value(variable: object) -> bool:
+    # The patched methods are TensorFlow's, so other variables call them too.
+    if not isinstance(variable, NamedVariable) or variable.takes_values:
+        return False
+    return not bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
+
+
+def make_function(
+    original: Original, self: keras.Model, *args: object, **kwargs: object
+) -> NoReturn:
+    """`Trainer.make_train_function` and its siblings: refuse steps of plain Keras."""
+    raise PlanError(
+        f"The script runs steps of model '{self.name}', which no ParameterServerStrategy trains; "
+        f"they would run in this process. {_FIT_ONLY} Expected: a model that is made and compiled "
+        f"in `strategy.scope()`. Received: a model of {_strategy_of(self)}. Make it in the scope."
+    )
+
+
+def _strategy_of(model: keras.Model) -> str:
+    strategy = getattr(model, "_distribute_strategy", None)
+    return "no strategy" if strategy is None else f"a {type(strategy).__name__}"
+
+
+def make_coordinator(original: Original, cls: type, *args: object, **kwargs: object) -> NoReturn:
+    """`ClusterCoordinator.__new__`: refuse a custom loop, whose functions run on workers."""
+    raise PlanError(
+        f"The script has a custom training loop, whose functions run on workers. {_FIT_ONLY} "
+        "Expected: a script that calls one of them. Received: a `ClusterCoordinator`. Write a "
+        "script that makes the same model, compiles it and calls `fit`."
+    )
+
+
+def save(
+    original: Original, self: keras.Model, filepath: object, *args: object, **kw: object
+) -> None:
+    """`keras.Model.save` and `save_weights`: write nothing, since large values do not exist."""
+    print(
+        f"kerasps plan: model '{self.name}' is not saved to {filepath}: a plan writes no models",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def make_other(original: Original, self: object, *args: object, **kwargs: object) -> NoReturn:
+    """Refuse another strategy, in place of its constructor."""
+    raise PlanError(
+        f"The script makes a {type(self).__name__}. {_FIT_ONLY} Expected: a "
+        f"`kerasps.ParameterServerStrategy`. Received: a {type(self).__name__}. Make the former "
+        "to plan the training."
+    )
+
+
+_VARIABLE = "ResourceVariable"
+_NAMED = "kerasps.variables.named:NamedVariable"
+_POOLED = "kerasps.variables.pooled_rows:PooledRows"
+# Only `kerasps plan` installs them.
+# fmt: off
+PATCHES: tuple[Patch, ...] = (
+    Patch("Context", "device", device, FIT, "a dry run has no tasks", TENSORFLOW),
+    Patch("keras:Model", "make_train_function", make_function, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch("keras:Model", "make_test_function", make_function, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch("keras:Model", "make_predict_function", make_function, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch("tensorflow:distribute.coordinator.ClusterCoordinator", "__new__", make_coordinator, FIT,
+          "a dry run runs no steps", TENSORFLOW),
+    Patch("keras:Model", "save", save, FIT, "large values are left out", KERAS),
+    Patch("keras:Model", "save_weights", save, FIT, "large values are left out", KERAS),
+    Patch("kerasps:WorkerDrivenStrategy", "__init__", make_other, FIT,
+          "a dry run has no tasks", KERAS),
+    Patch("kerasps:CentralStorageStrategy", "__init__", make_other, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch("kerasps:LocalCluster", "_start_all", do_nothing, FIT, "a dry run has no tasks", KERAS),
+    Patch("kerasps.tools.monitoring.sockets:StatusSocket", "start", do_nothing, FIT,
+          "a dry run has no status", KERAS),
+    Patch("kerasps.step.updates.lazy_updates:LazyUpdates", "note", do_nothing, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch(_VARIABLE, "__init__", make_variable, FIT, "large values are left out", TENSORFLOW),
+    Patch(_VARIABLE, "device", device_of, FIT, "a dry run has no tasks", TENSORFLOW),
+    Patch(_NAMED, "takes_values", takes_values, FIT, "large values are left out", TENSORFLOW),
+    Patch(_NAMED, "_read_variable_op", read_variable, FIT, "large values are left out",
+          TENSORFLOW),
+    Patch(_NAMED, "sparse_read", read_rows, FIT, "large values are left out", TENSORFLOW),
+    Patch(_POOLED, "_read", read_pooled, FIT, "large values are left out", TENSORFLOW),
+    Patch(_POOLED, "assign", write_pooled, FIT, "large values are left out", TENSORFLOW),
+)
+# fmt: on
