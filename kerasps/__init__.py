@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from kerasps.tools.tracing import Trace
     from kerasps.training.contract.staleness import Staleness, WorkerStaleness
     from kerasps.variables import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
-    from kerasps.variables.placement import LookedUp, Placement, TaskPlacement
+    from kerasps.variables.placing.placement import LookedUp, Placement, TaskPlacement
     from kerasps.worker_driven import (
         EvalSpec,
         RunConfig,
@@ -129,12 +129,12 @@ _MODULES = {
     "FixedShardsPartitioner": "variables",
     "LoadReport": "step.tracing.traffic",
     "LocalCluster": "cluster.local.local_cluster",
-    "LookedUp": "variables.placement",
+    "LookedUp": "variables.placing.placement",
     "MaxSizePartitioner": "variables",
     "MinSizePartitioner": "variables",
     "PSRunStatus": "tools.monitoring.status",
     "ParameterServerStrategy": "strategy",
-    "Placement": "variables.placement",
+    "Placement": "variables.placing.placement",
     "ProcessUsage": "tools.monitoring.status",
     "RunConfig": "worker_driven",
     "RunStatus": "tools.monitoring.status",
@@ -145,7 +145,7 @@ _MODULES = {
     "StrategyOptions": "strategy_arguments",
     "TableStatus": "tools.monitoring.status",
     "TaskLoad": "step.tracing.traffic",
-    "TaskPlacement": "variables.placement",
+    "TaskPlacement": "variables.placing.placement",
     "TaskProcess": "cluster.processes.process",
     "Trace": "tools.tracing",
     "TrainSpec": "worker_driven",

@@ -16,7 +16,7 @@ from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.tools.monitoring.reader import MonitoredHost
 from kerasps.training.contract.run_meter import RunMeter
 from kerasps.training.contract.staleness import StalenessMeter
-from kerasps.variables.placing import Extended
+from kerasps.variables.placing.placing import Extended
 
 
 class BaseHost(MonitoredHost):

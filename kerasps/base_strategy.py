@@ -35,8 +35,8 @@ from kerasps.tools.monitoring.reader import StatusReader
 from kerasps.tools.monitoring.sockets import StatusSocket
 from kerasps.tools.monitoring.status import RunStatus, described
 from kerasps.training import Host
-from kerasps.variables.placement import Placement
-from kerasps.variables.placing import Extended
+from kerasps.variables.placing.placement import Placement
+from kerasps.variables.placing.placing import Extended
 
 
 class _Reports:

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from kerasps import _compat
 from kerasps._private_names import CENTRAL
 from kerasps.errors import UnsupportedError
-from kerasps.variables.xla import graph_for_xla
+from kerasps.variables.keras.xla import graph_for_xla
 
 
 class CentralStorageStrategy(tf.distribute.Strategy):

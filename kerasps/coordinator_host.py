@@ -25,11 +25,11 @@ from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.scheduled import ScheduledCalls
 from kerasps.training.contract.host import HostOfWorkers, LoopSteps
 from kerasps.training.sessions.dispatcher import Dispatcher
-from kerasps.variables.flights import wait_for_flights
-from kerasps.variables.placing import Extended
-from kerasps.variables.row_pools import RowPools
-from kerasps.variables.stand_ins import StandIns
-from kerasps.variables.wire import WireRule
+from kerasps.variables.keras.stand_ins import StandIns
+from kerasps.variables.lanes.flights import wait_for_flights
+from kerasps.variables.placing.placing import Extended
+from kerasps.variables.rows.row_pools import RowPools
+from kerasps.variables.storage.wire import WireRule
 
 # The wait for steps in flight when the cluster is closed. They fail at once, unless a worker is
 # computing.

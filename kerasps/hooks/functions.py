@@ -13,7 +13,7 @@ from kerasps.runtime.errors import naming_closed
 from kerasps.runtime.python_errors import keep_exception
 from kerasps.step import Compute
 from kerasps.variables import current_phase
-from kerasps.variables.phase import is_outside_replica
+from kerasps.variables.lanes.phase import is_outside_replica
 
 
 def call(

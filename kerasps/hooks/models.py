@@ -20,7 +20,7 @@ from kerasps.inputs import DatasetCreator
 from kerasps.runtime.connected import check_not_closed, connected_host, connected_strategy
 from kerasps.runtime.errors import translated_errors
 from kerasps.saving.saved_model import exporting, track_stand_ins
-from kerasps.variables.adoption import adopt_model, strategy_of
+from kerasps.variables.keras.adoption import adopt_model, strategy_of
 
 
 def compile_model(original: Original, self: keras.Model, *args: object, **kwargs: object) -> None:

@@ -16,8 +16,8 @@ from kerasps.runtime.connected import connected_strategy
 from kerasps.step import Compute
 from kerasps.step.updates.updating import UpdatePhase
 from kerasps.variables import ParameterServerVariable, current_phase, entering
-from kerasps.variables.adoption import adopt_optimizer, keras_variable_of, unsharded
-from kerasps.variables.phase import check_replica
+from kerasps.variables.keras.adoption import adopt_optimizer, keras_variable_of, unsharded
+from kerasps.variables.lanes.phase import check_replica
 
 
 def apply(

@@ -23,7 +23,7 @@ from kerasps._private_names import FIT, Feature
 from kerasps.hooks.in_place import Original, can_be_hooked, defined_function, hook_function
 from kerasps.runtime.connected import connected_strategy
 from kerasps.variables import current_phase
-from kerasps.variables.adoption import is_ours, strategy_of
+from kerasps.variables.keras.adoption import is_ours, strategy_of
 
 # The earliest versions that the tests run with (`tox -e oldest`).
 KERAS, TENSORFLOW = (

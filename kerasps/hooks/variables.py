@@ -13,10 +13,10 @@ from kerasps.hooks.in_place import Original
 from kerasps.runtime.connected import connected_strategy
 from kerasps.step import Compute
 from kerasps.variables import ParameterServerVariable, current_phase
-from kerasps.variables.adoption import adopt_variable, is_ours
-from kerasps.variables.pooled_rows import store_of
-from kerasps.variables.sharding import InBlocks, ShardedStorage
-from kerasps.variables.variable import make_parameter_server_variable
+from kerasps.variables.keras.adoption import adopt_variable, is_ours
+from kerasps.variables.keras.variable import make_parameter_server_variable
+from kerasps.variables.rows.pooled_rows import store_of
+from kerasps.variables.rows.sharding import InBlocks, ShardedStorage
 
 
 def make_variable(

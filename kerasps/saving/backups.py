@@ -17,9 +17,9 @@ from kerasps.runtime.errors import check_ps_of
 from kerasps.saving.backup_files import PROBE, Backup, BackupDirectory
 from kerasps.saving.variable_copies import VariableCopies, restore, specs_of, to_record
 from kerasps.variables import ParameterServerVariable, is_seed_state
-from kerasps.variables.flights import worker_timeout
-from kerasps.variables.kinds import is_metric_state
-from kerasps.variables.slots import optimizers_of
+from kerasps.variables.keras.slots import optimizers_of
+from kerasps.variables.lanes.flights import worker_timeout
+from kerasps.variables.storage.kinds import is_metric_state
 
 
 class BackupStore:

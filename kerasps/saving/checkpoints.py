@@ -1,9 +1,9 @@
 """Writes variables on ps tasks into TensorFlow's checkpoints and SavedModels, and reads them.
 
 In TensorFlow each ps writes its variables. The ps also write sharded variables, in chunks
-(`variables/chunks.py`). Together the chunks are one logical tensor under the variable's key, so a
-reader sees no shards. Each ps writes one chunk at a time. If the ps do not see the directory, the
-coordinator writes the chunks.
+(`variables/rows/chunks.py`). Together the chunks are one logical tensor under the variable's key,
+so a reader sees no shards. Each ps writes one chunk at a time. If the ps do not see the directory,
+the coordinator writes the chunks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import lost_ps
 from kerasps.saving.damage import naming_damaged_checkpoint
 from kerasps.variables import wait_for_steps
-from kerasps.variables.chunks import CHUNK_BYTES, chunks_of, read_rows, row_bytes, write_rows
-from kerasps.variables.sharding import ShardedStorage, WholeValue
+from kerasps.variables.rows.chunks import CHUNK_BYTES, chunks_of, read_rows, row_bytes, write_rows
+from kerasps.variables.rows.sharding import ShardedStorage, WholeValue
 
 # The most ps that work at the same time. Each costs the coordinator a waiting thread, and few
 # clusters have more ps.

@@ -30,9 +30,9 @@ from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import check_ps_of, translated_errors
 from kerasps.saving.damage import naming_damaged_file
 from kerasps.variables import ParameterServerVariable, current_phase, wait_for_steps
-from kerasps.variables.adoption import strategy_of
-from kerasps.variables.chunks import CHUNK_BYTES, StoredRows, chunks_of, num_bytes, read_rows
-from kerasps.variables.placing import is_ours
+from kerasps.variables.keras.adoption import strategy_of
+from kerasps.variables.placing.placing import is_ours
+from kerasps.variables.rows.chunks import CHUNK_BYTES, StoredRows, chunks_of, num_bytes, read_rows
 
 # The attribute of a weights file that holds the epoch and the batch of a backup.
 _METADATA = "kerasps_training_metadata"

@@ -15,7 +15,7 @@ import tensorflow as tf
 from kerasps.runtime.connected import check_not_closed
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.variables import NamedVariable, ParameterServerVariable, current_phase, entering
-from kerasps.variables.sharding import ShardedStorage, WholeValue, from_start
+from kerasps.variables.rows.sharding import ShardedStorage, WholeValue, from_start
 
 
 class _StandIn(NamedVariable):

@@ -25,9 +25,9 @@ from kerasps.runtime.fetching import fetch
 from kerasps.saving.backup_files import Backup
 from kerasps.saving.checkpoints import sees
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.chunks import num_bytes, row_bytes
-from kerasps.variables.pooled_rows import PooledRows, store_of
-from kerasps.variables.sharding import ShardedStorage
+from kerasps.variables.rows.chunks import num_bytes, row_bytes
+from kerasps.variables.rows.pooled_rows import PooledRows, store_of
+from kerasps.variables.rows.sharding import ShardedStorage
 
 # A disk writes a part in a fraction of a second, and it fits into the coordinator's memory.
 PART_BYTES = 64 << 20

@@ -7,18 +7,18 @@ steps supplies the phase; this wing knows no class of phases.
 
 from __future__ import annotations
 
-from kerasps.variables.kinds import is_seed_state
-from kerasps.variables.lookup_tables import LookupTables
-from kerasps.variables.named import NamedVariable, anonymous_handle, call_with
-from kerasps.variables.partitioners import (
+from kerasps.variables.keras.shards import Shard, shards_in
+from kerasps.variables.keras.slots import slots_of
+from kerasps.variables.keras.variable import ParameterServerVariable
+from kerasps.variables.lanes.phase import current_phase, entering, wait_for_steps
+from kerasps.variables.placing.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
 )
-from kerasps.variables.phase import current_phase, entering, wait_for_steps
-from kerasps.variables.shards import Shard, shards_in
-from kerasps.variables.slots import slots_of
-from kerasps.variables.variable import ParameterServerVariable
+from kerasps.variables.storage.kinds import is_seed_state
+from kerasps.variables.storage.lookup_tables import LookupTables
+from kerasps.variables.storage.named import NamedVariable, anonymous_handle, call_with
 
 __all__ = [
     "FixedShardsPartitioner",

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from kerasps.step import ExecutionResult, TracedStep
 from kerasps.training import MetricTotals
-from kerasps.variables.joins import Join
+from kerasps.variables.keras.joins import Join
 from kerasps.worker_driven.run import Run
 
 # The interval at which a worker sends its sums to the chief, and checks whether the chief has

@@ -14,8 +14,8 @@ from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.runtime.devices import ps_device
 from kerasps.strategy_arguments import Partitioner
 from kerasps.variables import NamedVariable, shards_in
-from kerasps.variables.placement import Held, PlacementLedger
-from kerasps.variables.placing import Extended
+from kerasps.variables.placing.placement import Held, PlacementLedger
+from kerasps.variables.placing.placing import Extended
 from kerasps.worker_driven.run import Run
 
 

@@ -7,8 +7,8 @@ import zlib
 import pytest
 
 from kerasps.step.records import specs
-from kerasps.variables import row_pools
-from kerasps.variables.row_pools import RowPools
+from kerasps.variables.rows import row_pools
+from kerasps.variables.rows.row_pools import RowPools
 from support.spread import keep_spread
 
 

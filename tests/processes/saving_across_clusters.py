@@ -28,7 +28,8 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.saving import checkpoints, keras_files
-from kerasps.variables import chunks, creation
+from kerasps.variables.placing import creation
+from kerasps.variables.rows import chunks
 
 # A table of 50 kB then goes to files in several chunks.
 for module in (chunks, creation, checkpoints, keras_files):

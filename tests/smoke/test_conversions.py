@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from kerasps.variables import row_pools
+from kerasps.variables.rows import row_pools
 from support.conversions import conversions, embeddings, small_variables
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
-from kerasps.variables.slots import slots_of
+from kerasps.variables.keras.slots import slots_of
 
 BATCH_SIZE = 16
 # A figure that luck decides, as with two workers, is wrong if it is off so many times in a row.

@@ -20,8 +20,8 @@ from kerasps.step.rows.row_requests import LookupIds
 from kerasps.step.updates.update import Update, UpdateTensors
 from kerasps.step.updates.updating import Scalars
 from kerasps.variables import ParameterServerVariable, current_phase
-from kerasps.variables.sharding import LAYOUTS, ShardedStorage
-from kerasps.variables.slots import shared_state
+from kerasps.variables.keras.slots import shared_state
+from kerasps.variables.rows.sharding import LAYOUTS, ShardedStorage
 
 _TF_OPTIMIZER = _compat.definer("keras:optimizers.Optimizer", "_var_key")
 

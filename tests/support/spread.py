@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kerasps.step.records import specs
-from kerasps.variables import placement
+from kerasps.variables.placing import placement
 
 
 def spread() -> None:

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from kerasps.saving import checkpoints
 from kerasps.saving.checkpoints import ShardedSaver
-from kerasps.variables import chunks as pieces
-from kerasps.variables.sharding import LAYOUTS, ShardedStorage
+from kerasps.variables.rows import chunks as pieces
+from kerasps.variables.rows.sharding import LAYOUTS, ShardedStorage
 
 VALUE = np.random.default_rng(0).normal(size=(301, 4)).astype("float32")
 # Made to look like what is searched for.

@@ -34,7 +34,7 @@ from kerasps.hooks.functions import leave_remote_functions
 from kerasps.hooks.patch import Patch, as_markdown, check_patched
 from kerasps.hooks.table import PATCHES
 from kerasps.training.calls.scheduled import ScheduledCall
-from kerasps.variables.placing import Extended
+from kerasps.variables.placing.placing import Extended
 
 PACKAGE = Path(kerasps.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))

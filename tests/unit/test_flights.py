@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from kerasps.runtime import calls
-from kerasps.variables import flights
+from kerasps.variables.lanes import flights
 
 
 @pytest.fixture(autouse=True)

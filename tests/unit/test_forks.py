@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from kerasps.inputs import dataset_order
-from kerasps.variables.names import NAMES
+from kerasps.variables.storage.names import NAMES
 
 # Python warns of forks of a process with threads: TensorFlow has made some.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.variables import initialization
-from kerasps.variables.initialization import RowInitializer
+from kerasps.variables.keras import initialization
+from kerasps.variables.keras.initialization import RowInitializer
 
 # Rows of seven values: three of four start within a group of four, and every second one within a
 # group of two.

@@ -20,7 +20,7 @@ from keras.src.utils.python_utils import pythonify_logs
 from kerasps.inputs.class_weights import sample_weights, weighing
 from kerasps.training.loop.outputs import concatenated
 from kerasps.training.methods.keras_rules import check_compiled, is_validated, plain_logs
-from kerasps.variables.keras_random import drawn_seed, fans
+from kerasps.variables.keras.keras_random import drawn_seed, fans
 
 WEIGHTS = {0: 0.5, 2: 3.0}
 CLASSES = [0, 1, 2, 2, 1]

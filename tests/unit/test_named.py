@@ -10,7 +10,7 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.runtime import calls
 from kerasps.variables import NamedVariable
-from kerasps.variables.names import CALLS
+from kerasps.variables.storage.names import CALLS
 
 FROM_WORKER = (
     "Additional GRPC error information from remote target /job:worker/replica:0/task:0 while "

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.variables.partitioners import (
+from kerasps.variables.placing.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.variables import chunks as pieces_module
-from kerasps.variables.chunks import StoredRows, chunks_of, num_bytes, read_rows, write_rows
-from kerasps.variables.sharding import LAYOUTS, ShardedStorage
+from kerasps.variables.rows import chunks as pieces_module
+from kerasps.variables.rows.chunks import StoredRows, chunks_of, num_bytes, read_rows, write_rows
+from kerasps.variables.rows.sharding import LAYOUTS, ShardedStorage
 
 VALUE = np.arange(23 * 4, dtype="float32").reshape(23, 4)
 

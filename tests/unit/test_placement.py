@@ -10,7 +10,7 @@ import pytest
 
 import kerasps
 from kerasps.runtime.devices import ps_device, ps_index
-from kerasps.variables.placement import RUN_BYTES, SMALL_BYTES, PlacementLedger
+from kerasps.variables.placing.placement import RUN_BYTES, SMALL_BYTES, PlacementLedger
 
 LARGE = SMALL_BYTES + 1
 

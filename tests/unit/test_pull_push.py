@@ -25,9 +25,9 @@ from kerasps.step.rows.lookups import Round, plan_rounds
 from kerasps.step.rows.row_places import RowPlaces
 from kerasps.step.updates.fused import FusedVariables
 from kerasps.variables import Shard, shards_in
-from kerasps.variables import fences as fences_module
-from kerasps.variables.fences import OPEN_LANE, Fences
-from kerasps.variables.lane_table import NO_LANE, NUM_BINS, NUM_LANES, read_clock
+from kerasps.variables.lanes import fences as fences_module
+from kerasps.variables.lanes.fences import OPEN_LANE, Fences
+from kerasps.variables.lanes.lane_table import NO_LANE, NUM_BINS, NUM_LANES, read_clock
 from support.local_variables import (
     adding,
     compute_graph,

@@ -8,7 +8,7 @@ import tensorflow as tf
 from kerasps.step.running import kept_graphs
 from kerasps.step.running.kept_graphs import KeptGraphs
 from kerasps.step.running.message_texts import OtherWords
-from kerasps.variables.names import Names
+from kerasps.variables.storage.names import Names
 
 
 def test_names_are_given_again_in_the_order_in_which_they_were_given_first():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.variables.sharding import LAYOUTS, InBlocks, ShardedStorage, shards_of
+from kerasps.variables.rows.sharding import LAYOUTS, InBlocks, ShardedStorage, shards_of
 
 SHARDINGS = [
     LAYOUTS[layout](num_rows, num_shards)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from kerasps.step.records.packing import Packing
 from kerasps.step.tracing.state import Header, StepState, Ticket, WorkerVariables
-from kerasps.variables.joins import Join
+from kerasps.variables.keras.joins import Join
 
 SPECS = StepState(
     steps=tf.TensorSpec([], tf.int64),

@@ -22,7 +22,7 @@ from kerasps.cluster.server import check_can_serve
 from kerasps.cluster.serving.renewal import AfterTheEnd
 from kerasps.step.tracing.state import Header
 from kerasps.tools.cli.main import main
-from kerasps.variables.placement import SMALL_BYTES, PlacementLedger
+from kerasps.variables.placing.placement import SMALL_BYTES, PlacementLedger
 from kerasps.worker_driven import estimators
 from kerasps.worker_driven.host import _chief_text, _is_chief, _share_of
 from kerasps.worker_driven.run import Run

@@ -10,7 +10,7 @@ from kerasps.errors import UnsupportedError
 from kerasps.step.changes.forms import Form
 from kerasps.step.changes.sources import Sources
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.joins import Join
+from kerasps.variables.keras.joins import Join
 
 
 def metric_joins(

@@ -30,9 +30,9 @@ from kerasps.step.records.identity import ByIdentity
 from kerasps.step.rows.row_requests import LookupIds, checked
 from kerasps.step.updates.update import Update
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.joins import Join
-from kerasps.variables.sharding import from_start
-from kerasps.variables.tensor_like import note_read
+from kerasps.variables.keras.joins import Join
+from kerasps.variables.rows.sharding import from_start
+from kerasps.variables.storage.tensor_like import note_read
 
 _IN_ANOTHER_WAY = "the step does not only look rows up, or does so inside a loop or a condition"
 

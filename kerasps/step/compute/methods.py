@@ -11,7 +11,7 @@ from kerasps.step.compute.returned import Returned, noting_results
 from kerasps.step.records.identity import IdentitySet
 from kerasps.step.updates.optimizers import is_keras_method
 from kerasps.variables import is_seed_state
-from kerasps.variables.slots import optimizers_of
+from kerasps.variables.keras.slots import optimizers_of
 
 
 class Method(Protocol):

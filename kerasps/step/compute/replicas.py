@@ -25,8 +25,8 @@ from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs
 from kerasps.step.contract.inventory import Inventory
 from kerasps.step.records.identity import IdentitySet
 from kerasps.variables import ParameterServerVariable, entering
-from kerasps.variables.joins import Join
-from kerasps.variables.phase import as_replica
+from kerasps.variables.keras.joins import Join
+from kerasps.variables.lanes.phase import as_replica
 
 _Result = TypeVar("_Result")
 

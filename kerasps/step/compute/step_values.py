@@ -20,7 +20,7 @@ from kerasps.step.contract.inventory import Inventory, ScratchKey
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.records.specs import spec_of
 from kerasps.variables import ParameterServerVariable, is_seed_state
-from kerasps.variables.kinds import is_metric_state, is_recurrent_state
+from kerasps.variables.storage.kinds import is_metric_state, is_recurrent_state
 
 # The number of seeds to keep between two steps for a generator that draws inside a loop, where the
 # number of draws is unknown.

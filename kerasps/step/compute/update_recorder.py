@@ -25,7 +25,7 @@ from kerasps.step.updates.optimizers import is_known_to_treat_rows_alone
 from kerasps.step.updates.update import Update, UpdateTensors
 from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, finish
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.slots import check_optimizer, shared_state
+from kerasps.variables.keras.slots import check_optimizer, shared_state
 
 
 class RecordingPhase(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.tensor_like import note_read
+from kerasps.variables.storage.tensor_like import note_read
 
 
 class ValueReads:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from kerasps.runtime.connected import ClusterHost
 from kerasps.step.updates.lazy_updates import LazyUpdates
 from kerasps.strategy_arguments import StrategyOptions
-from kerasps.variables.placing import Extended
+from kerasps.variables.placing.placing import Extended
 
 
 class StepHost(ClusterHost, Protocol):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.variables import ParameterServerVariable, is_seed_state
-from kerasps.variables.kinds import TABLE_NAME, is_metric_state
+from kerasps.variables.storage.kinds import TABLE_NAME, is_metric_state
 
 # A table that is read whole costs its size in each step; below this nobody would notice.
 _WARN_BYTES = 2**24

@@ -5,7 +5,7 @@ optimizer's own `update_step` once, on the means. A push ends when its joint is 
 pull of a worker follows its push, so all workers start the next step from the same values.
 
 When a worker leaves in the middle, each ps removes it, which may also complete the joint. Its
-earlier pushes count. See `variables/joint_table.py` for which workers count when.
+earlier pushes count. See `variables/lanes/joint_table.py` for which workers count when.
 """
 
 from __future__ import annotations
@@ -25,8 +25,14 @@ from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.packing import filled, leaves_of
 from kerasps.step.rows.groups import ShardRun
 from kerasps.step.rows.row_places import RowPlaces
-from kerasps.variables.joint_table import JOINT_TABLE_SIZE, Member, read_joint, release, wait_for
-from kerasps.variables.lane_table import apply_in_lane, is_open, read_clock
+from kerasps.variables.lanes.joint_table import (
+    JOINT_TABLE_SIZE,
+    Member,
+    read_joint,
+    release,
+    wait_for,
+)
+from kerasps.variables.lanes.lane_table import apply_in_lane, is_open, read_clock
 
 _Mutex = Callable[[str], tf.Tensor]
 

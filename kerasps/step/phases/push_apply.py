@@ -29,8 +29,8 @@ from kerasps.step.updates.fused import FusedVariable
 from kerasps.step.updates.kernels import has_kernel, update_by_kernel
 from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, finish
 from kerasps.variables import ParameterServerVariable, Shard, entering, slots_of
-from kerasps.variables.pooled_rows import store_of
-from kerasps.variables.row_store import RowStore
+from kerasps.variables.rows.pooled_rows import store_of
+from kerasps.variables.rows.row_store import RowStore
 
 
 class _Rows:

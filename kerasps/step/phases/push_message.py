@@ -23,7 +23,7 @@ from kerasps.step.updates.optimizers import may_update_rows
 from kerasps.step.updates.update import Update, UpdateTensors
 from kerasps.step.updates.updating import Scalars
 from kerasps.variables import ParameterServerVariable, Shard, shards_in
-from kerasps.variables.placement import SMALL_BYTES
+from kerasps.variables.placing.placement import SMALL_BYTES
 
 
 class UpdateMessage(NamedTuple):

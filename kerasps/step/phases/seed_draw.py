@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from kerasps.variables import ParameterServerVariable, call_with
-from kerasps.variables.stand_ins import draw_seeds
+from kerasps.variables.keras.stand_ins import draw_seeds
 
 
 class SeedDraw:

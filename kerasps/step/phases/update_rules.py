@@ -19,8 +19,8 @@ from kerasps.step.phases.push_message import DeviceChanges, PushMessage
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.rows.row_places import RowPlaces
 from kerasps.strategy_arguments import AdmissionTerms
-from kerasps.variables.fences import Fences
-from kerasps.variables.lane_table import NO_LANE, apply_if_in_lane, apply_in_lane, read_clock
+from kerasps.variables.lanes.fences import Fences
+from kerasps.variables.lanes.lane_table import NO_LANE, apply_if_in_lane, apply_in_lane, read_clock
 
 
 @dataclass(frozen=True)

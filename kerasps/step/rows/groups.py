@@ -20,8 +20,8 @@ from kerasps.step.records.specs import sent_rows
 from kerasps.step.updates.optimizers import has_uniform_updates, may_update_rows
 from kerasps.step.updates.update import Update
 from kerasps.variables import ParameterServerVariable, Shard, slots_of
-from kerasps.variables.pooled_rows import PooledRows, store_of
-from kerasps.variables.row_store import RowStore
+from kerasps.variables.rows.pooled_rows import PooledRows, store_of
+from kerasps.variables.rows.row_store import RowStore
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from kerasps.runtime.errors import OUT_OF_RANGE
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.rows.groups import GroupShard, TableGroup
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.sharding import from_start
+from kerasps.variables.rows.sharding import from_start
 
 
 class LookupIds(NamedTuple):

@@ -33,7 +33,7 @@ from kerasps.step.tracing.surroundings import FitSurroundings
 from kerasps.step.tracing.tracer import Tracer
 from kerasps.step.tracing.traffic import StepTraffic
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.joins import Join
+from kerasps.variables.keras.joins import Join
 
 
 @dataclass(frozen=True)

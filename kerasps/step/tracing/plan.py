@@ -24,8 +24,8 @@ from kerasps.step.tracing.state import StepState
 from kerasps.step.tracing.traffic import StepTraffic, TableTraffic
 from kerasps.step.updates.fused import FusedVariables
 from kerasps.variables import LookupTables, ParameterServerVariable, Shard
-from kerasps.variables.joins import Join
-from kerasps.variables.named import HandleFinder
+from kerasps.variables.keras.joins import Join
+from kerasps.variables.storage.named import HandleFinder
 
 # A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share,
 # and once what another block would send. Building the graph costs a worker some 0.1 ms an

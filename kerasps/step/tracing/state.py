@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from kerasps.step.records.packing import Packing
 from kerasps.variables import anonymous_handle
-from kerasps.variables.fences import OPEN_LANE
-from kerasps.variables.joins import Join
+from kerasps.variables.keras.joins import Join
+from kerasps.variables.lanes.fences import OPEN_LANE
 
 # Keras's seeds are positive, and less than this.
 _MAX_SEED = 2**31 - 1

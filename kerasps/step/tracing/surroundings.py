@@ -23,7 +23,7 @@ from kerasps.step.records.specs import spec_of
 from kerasps.step.tracing.synchronous_checks import check_no_update, check_synchronous
 from kerasps.step.updates.update import Update
 from kerasps.variables import ParameterServerVariable, shards_in
-from kerasps.variables.joins import Join
+from kerasps.variables.keras.joins import Join
 
 
 def _joining(join: Join, state: Field) -> Change:

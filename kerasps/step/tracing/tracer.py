@@ -45,9 +45,9 @@ from kerasps.variables import (
     ParameterServerVariable,
     entering,
 )
-from kerasps.variables.joins import Join
-from kerasps.variables.named import HandleFinder
-from kerasps.variables.slots import move_slots
+from kerasps.variables.keras.joins import Join
+from kerasps.variables.keras.slots import move_slots
+from kerasps.variables.storage.named import HandleFinder
 
 # The most traces of a step; each trace can only add to the inventory, and two are usual.
 MAX_TRACES = 8

@@ -28,7 +28,7 @@ from kerasps.step.records.packing import WireSpec
 from kerasps.step.updates.optimizers import has_uniform_updates
 from kerasps.step.updates.update import Update
 from kerasps.variables import NamedVariable, ParameterServerVariable, Shard, shards_in, slots_of
-from kerasps.variables.placement import SMALL_BYTES
+from kerasps.variables.placing.placement import SMALL_BYTES
 
 _Variables = Collection[ParameterServerVariable]
 

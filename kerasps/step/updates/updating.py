@@ -16,8 +16,8 @@ import tensorflow as tf
 from kerasps.errors import UnsupportedError
 from kerasps.step.records.identity import ByIdentity
 from kerasps.variables import ParameterServerVariable, entering
-from kerasps.variables.sharding import from_start
-from kerasps.variables.tensor_like import TensorLike
+from kerasps.variables.rows.sharding import from_start
+from kerasps.variables.storage.tensor_like import TensorLike
 
 
 class Scalars(NamedTuple):

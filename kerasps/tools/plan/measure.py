@@ -26,9 +26,9 @@ from kerasps.tools.plan.report import (
 )
 from kerasps.tools.plan.sample import Sample, take_sample
 from kerasps.variables import ParameterServerVariable, shards_in, slots_of
-from kerasps.variables.placement import TaskPlacement
-from kerasps.variables.pooled_rows import PooledRows
-from kerasps.variables.slots import optimizers_of
+from kerasps.variables.keras.slots import optimizers_of
+from kerasps.variables.placing.placement import TaskPlacement
+from kerasps.variables.rows.pooled_rows import PooledRows
 
 # The bytes of an id in a message, and of the count of a table's ids.
 _ID_BYTES = 4

@@ -13,8 +13,8 @@ from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 from kerasps.tools.plan.dry_run import DRY_RUN, HereInstead, here_instead
 from kerasps.tools.plan.errors import PlanError
-from kerasps.variables.named import NamedVariable
-from kerasps.variables.pooled_rows import PooledRows
+from kerasps.variables.rows.pooled_rows import PooledRows
+from kerasps.variables.storage.named import NamedVariable
 
 _FIT_ONLY = (
     "`kerasps plan` plans `model.fit`, `evaluate`, `predict` and the methods on one batch, of a "
@@ -139,8 +139,8 @@ def make_other(original: Original, self: object, *args: object, **kwargs: object
 
 
 _VARIABLE = "ResourceVariable"
-_NAMED = "kerasps.variables.named:NamedVariable"
-_POOLED = "kerasps.variables.pooled_rows:PooledRows"
+_NAMED = "kerasps.variables.storage.named:NamedVariable"
+_POOLED = "kerasps.variables.rows.pooled_rows:PooledRows"
 # Only `kerasps plan` installs them.
 # fmt: off
 PATCHES: tuple[Patch, ...] = (

@@ -35,7 +35,7 @@ from kerasps.training.loop.position import (
     set_global_seed_state,
 )
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.flights import worker_timeout
+from kerasps.variables.lanes.flights import worker_timeout
 from kerasps.words import say
 
 # A loss costs at most a minute of work; a backup of a large model takes some seconds.

@@ -34,9 +34,9 @@ from kerasps.step.running.replica_run import CallTicket, PushCounts
 from kerasps.training.calls.worker_recovery import WorkerAbsent
 from kerasps.training.contract.host import HostOfWorkers
 from kerasps.variables import LookupTables, anonymous_handle
-from kerasps.variables.fences import OPEN_LANE
-from kerasps.variables.flights import worker_timeout
-from kerasps.variables.phase import OutsideReplicaError, outside_replica
+from kerasps.variables.lanes.fences import OPEN_LANE
+from kerasps.variables.lanes.flights import worker_timeout
+from kerasps.variables.lanes.phase import OutsideReplicaError, outside_replica
 
 # After this many calls a worker gets new lanes, since the number of a call is sent as an int32.
 _CALLS_PER_LANE = 2**30

@@ -10,8 +10,8 @@ from typing import overload
 import numpy as np
 import tensorflow as tf
 
-from kerasps.variables.fences import Fences
-from kerasps.variables.lane_table import NUM_BINS, LaneRecord
+from kerasps.variables.lanes.fences import Fences
+from kerasps.variables.lanes.lane_table import NUM_BINS, LaneRecord
 from kerasps.words import text_table
 
 

@@ -10,7 +10,7 @@ import keras
 
 from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.loop.outputs import concatenated
-from kerasps.variables.phase import before_access, num_assignments
+from kerasps.variables.lanes.phase import before_access, num_assignments
 
 # Keras's progress bar draws at most every 50 ms. Computing metrics more often would cost the
 # coordinator about as much as dispatching the execution.

@@ -22,9 +22,9 @@ from kerasps.inputs import DatasetCreator
 from kerasps.step import TracedStep
 from kerasps.training.contract.host import Host
 from kerasps.variables import wait_for_steps
-from kerasps.variables.adoption import adopt_model, strategy_of
-from kerasps.variables.named import plain_variable
-from kerasps.variables.phase import creating_under
+from kerasps.variables.keras.adoption import adopt_model, strategy_of
+from kerasps.variables.lanes.phase import creating_under
+from kerasps.variables.storage.named import plain_variable
 
 _warned: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 

@@ -28,7 +28,7 @@ from kerasps.training.methods.keras_rules import check_compiled, plain_logs
 from kerasps.training.methods.prepare import prepare
 from kerasps.training.methods.stateful import build_stateful
 from kerasps.variables import wait_for_steps
-from kerasps.variables.flights import Flight, Holders
+from kerasps.variables.lanes.flights import Flight, Holders
 
 _LOGGER = logging.getLogger("kerasps")
 _warned: weakref.WeakSet[Host] = weakref.WeakSet()

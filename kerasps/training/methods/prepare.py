@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from kerasps.training.contract.host import Host
-from kerasps.variables.adoption import adopt_model, strategy_of
+from kerasps.variables.keras.adoption import adopt_model, strategy_of
 
 
 def prepare(model: keras.Model) -> None:

@@ -19,7 +19,7 @@ from kerasps.training.epoch.epoch_events import (
 )
 from kerasps.training.epoch.epoch_state import EpochState
 from kerasps.training.epoch.worker_activity import WorkerActivity
-from kerasps.variables.flights import Holders
+from kerasps.variables.lanes.flights import Holders
 
 # The commands for one session, in their order; None ends the session.
 Mailbox = queue.SimpleQueue[Command | None]

@@ -37,7 +37,7 @@ from kerasps.training.sessions.session import CollectingSession, ReturningSessio
 from kerasps.training.sessions.session_flights import SessionFlights
 from kerasps.training.sessions.session_runner import SessionRunner
 from kerasps.training.sessions.worker_lanes import WorkerLanes
-from kerasps.variables.names import NAMES
+from kerasps.variables.storage.names import NAMES
 
 
 class Dispatcher:

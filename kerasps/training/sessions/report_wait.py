@@ -15,7 +15,7 @@ from kerasps.runtime.supervision import tell_supervisor
 from kerasps.training.contract.preemption import ends_soon
 from kerasps.training.epoch.epoch_events import Report
 from kerasps.training.sessions.channel import EpochChannel
-from kerasps.variables.flights import worker_timeout
+from kerasps.variables.lanes.flights import worker_timeout
 
 _LOGGER = logging.getLogger("kerasps")
 

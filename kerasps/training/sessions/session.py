@@ -30,7 +30,7 @@ from kerasps.training.epoch.epoch_events import (
 )
 from kerasps.training.sessions.channel import Mailbox
 from kerasps.training.sessions.worker_lanes import WorkerLanes
-from kerasps.variables.names import CALLS
+from kerasps.variables.storage.names import CALLS
 
 # The executions that a worker has at a time: one runs, and the next can start when it ends.
 EXECUTIONS_AHEAD = 2

@@ -19,7 +19,7 @@ from kerasps.training.sessions.session import WorkerSource
 from kerasps.training.sessions.session_runner import SessionRunner
 from kerasps.training.sessions.worker_lanes import WorkerLanes
 from kerasps.training.sessions.worker_watch import WorkerWatch
-from kerasps.variables.flights import Flight
+from kerasps.variables.lanes.flights import Flight
 
 # The interval at which an ending flight checks for lost tasks; the end of a session wakes it.
 _POLL_S = 0.1

@@ -35,8 +35,8 @@ from kerasps.training.sessions.session import (
     sending_through,
 )
 from kerasps.training.sessions.worker_lanes import WorkerLanes
-from kerasps.variables.flights import aboard
-from kerasps.variables.names import NAMES
+from kerasps.variables.lanes.flights import aboard
+from kerasps.variables.storage.names import NAMES
 
 _LOGGER = logging.getLogger("kerasps")
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from kerasps.training.contract.staleness import StalenessMeter
 from kerasps.training.epoch.epoch_events import WorkerEnd, WorkerEnded
-from kerasps.variables.fences import OPEN_LANE, Fences
+from kerasps.variables.lanes.fences import OPEN_LANE, Fences
 
 
 class WorkerLanes:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasps.variables import placing
+from kerasps.variables.placing import placing
 
 X = np.random.default_rng(0).normal(size=(32, 40)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(32, 50)).astype("float32")

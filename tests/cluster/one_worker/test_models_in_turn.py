@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.variables import row_pools
+from kerasps.variables.rows import row_pools
 from support.turns import NUM_ROWS, varied_data, varied_model, wait_until_gone, watch
 
 

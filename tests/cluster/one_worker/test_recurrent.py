@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from kerasps.variables.kinds import is_recurrent_state
+from kerasps.variables.storage.kinds import is_recurrent_state
 from support.compare import assert_equal
 
 BATCH, LENGTH, FEATURES = 4, 5, 3

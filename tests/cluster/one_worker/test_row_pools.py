@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.variables import ParameterServerVariable, row_pools
-from kerasps.variables.names import NAMES
-from kerasps.variables.pooled_rows import PooledRows
+from kerasps.variables import ParameterServerVariable
+from kerasps.variables.rows import row_pools
+from kerasps.variables.rows.pooled_rows import PooledRows
+from kerasps.variables.storage.names import NAMES
 from support.compare import assert_equal, assert_identical, train_both
 from support.matrix import with_matrix
 from support.tables import EXACT, WIDTH, compiled

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.variables.variable import ParameterServerVariable
+from kerasps.variables.keras.variable import ParameterServerVariable
 from support.compare import regression_data
 from support.matrix import with_matrix
 

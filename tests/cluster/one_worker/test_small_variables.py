@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kerasps
-from kerasps.variables.placement import PlacementLedger
+from kerasps.variables.placing.placement import PlacementLedger
 from support.compare import assert_equal, dataset, regression_data, train_both
 from support.matrix import with_matrix
 

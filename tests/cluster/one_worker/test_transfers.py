@@ -15,7 +15,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 import kerasps
 from kerasps.runtime.devices import ps_index
 from kerasps.step.phases import pull
-from kerasps.variables.placement import PlacementLedger
+from kerasps.variables.placing.placement import PlacementLedger
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from kerasps.step.records import specs
-from kerasps.variables.placement import PlacementLedger
-from kerasps.variables.wire import WireRule
+from kerasps.variables.placing.placement import PlacementLedger
+from kerasps.variables.storage.wire import WireRule
 from support.matrix import with_matrix
 
 THIRD = np.float32(1 / 3)

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.variables.variable import ParameterServerVariable
+from kerasps.variables.keras.variable import ParameterServerVariable
 from support.matrix import with_matrix
 
 NUM_BATCHES = 40

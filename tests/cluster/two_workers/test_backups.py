@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.saving.backup_files import BackupDirectory
-from kerasps.variables.sharding import LAYOUTS
+from kerasps.variables.rows.sharding import LAYOUTS
 from support.matrix import with_matrix
 from support.models import counting_model, ids_data
 from support.process_checks import wait_for

@@ -10,7 +10,7 @@ import tensorflow as tf
 import kerasps
 import kerasps.training.loop.batch_callbacks
 from kerasps.training.sessions.dispatcher import Dispatcher
-from kerasps.variables.placement import PlacementLedger
+from kerasps.variables.placing.placement import PlacementLedger
 from support.executions import sent_sizes
 from support.matrix import with_matrix
 from support.models import Batches, counting_model, endless, ids_data

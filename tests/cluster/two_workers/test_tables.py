@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import kerasps
-from kerasps.variables import row_pools
-from kerasps.variables.pooled_rows import PooledRows
-from kerasps.variables.slots import slots_of
+from kerasps.variables.keras.slots import slots_of
+from kerasps.variables.rows import row_pools
+from kerasps.variables.rows.pooled_rows import PooledRows
 from support.matrix import with_matrix
 from support.models import descending_model, prediction_itself, touches
 

@@ -22,7 +22,7 @@ from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import comes_from_worker, lost_ps, naming_lost_ps
 from kerasps.runtime.forks import is_fork
-from kerasps.variables.names import CALLS, NAMES
+from kerasps.variables.storage.names import CALLS, NAMES
 
 _Returned = TypeVar("_Returned")
 

@@ -23,10 +23,10 @@ import tensorflow as tf
 
 from kerasps.errors import UnsupportedError
 from kerasps.runtime.connected import connected_strategy
-from kerasps.variables.phase import creating_under, entering
-from kerasps.variables.sharding import ShardedStorage
-from kerasps.variables.slots import optimizers_of
-from kerasps.variables.variable import ParameterServerVariable
+from kerasps.variables.keras.slots import optimizers_of
+from kerasps.variables.keras.variable import ParameterServerVariable
+from kerasps.variables.lanes.phase import creating_under, entering
+from kerasps.variables.rows.sharding import ShardedStorage
 
 
 def strategy_of(model: keras.Model) -> Any:

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.forks import check_not_forked
-from kerasps.variables.chunks import CHUNK_BYTES, chunks_of, read_rows, write_rows
-from kerasps.variables.named import make_initial
-from kerasps.variables.phase import creating_strategy, entering, strategy_of_new_variables
-from kerasps.variables.pooled_rows import PooledRows
-from kerasps.variables.sharding import InBlocks, ShardedStorage, Sharding
+from kerasps.variables.lanes.phase import creating_strategy, entering, strategy_of_new_variables
+from kerasps.variables.rows.chunks import CHUNK_BYTES, chunks_of, read_rows, write_rows
+from kerasps.variables.rows.pooled_rows import PooledRows
+from kerasps.variables.rows.sharding import InBlocks, ShardedStorage, Sharding
+from kerasps.variables.storage.named import make_initial
 
 # Makes the initial value of one shard, given the sharding and the shard's index.
 InitialShard = Callable[[Sharding, int], Any]

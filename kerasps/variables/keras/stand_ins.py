@@ -19,10 +19,10 @@ import tensorflow as tf
 from kerasps.errors import UnsupportedError
 from kerasps.runtime.errors import naming_lost_ps
 from kerasps.runtime.on_ps import OnPS, under_lock
-from kerasps.variables.joins import Join
-from kerasps.variables.named import NamedVariable
-from kerasps.variables.phase import entering
-from kerasps.variables.variable import ParameterServerVariable
+from kerasps.variables.keras.joins import Join
+from kerasps.variables.keras.variable import ParameterServerVariable
+from kerasps.variables.lanes.phase import entering
+from kerasps.variables.storage.named import NamedVariable
 
 
 class StandIns:

@@ -25,11 +25,9 @@ from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import naming_lost_ps
 from kerasps.runtime.fetching import fetch
-from kerasps.variables.chunks import StoredRows, chunks_of, write_rows
-from kerasps.variables.creation import InitialShard, create_copy, create_storage
-from kerasps.variables.initialization import RowInitializer
-from kerasps.variables.kinds import is_metric_state, is_seed_state
-from kerasps.variables.phase import (
+from kerasps.variables.keras.initialization import RowInitializer
+from kerasps.variables.keras.xla import captured_value, graph_for_xla
+from kerasps.variables.lanes.phase import (
     _STATE,
     Phase,
     check_replica,
@@ -37,10 +35,12 @@ from kerasps.variables.phase import (
     strategy_of_new_variables,
     wait_for_steps,
 )
-from kerasps.variables.placing import is_ours
-from kerasps.variables.sharding import ShardedStorage, Sharding, from_start, shards_of
-from kerasps.variables.tensor_like import note_read
-from kerasps.variables.xla import captured_value, graph_for_xla
+from kerasps.variables.placing.creation import InitialShard, create_copy, create_storage
+from kerasps.variables.placing.placing import is_ours
+from kerasps.variables.rows.chunks import StoredRows, chunks_of, write_rows
+from kerasps.variables.rows.sharding import ShardedStorage, Sharding, from_start, shards_of
+from kerasps.variables.storage.kinds import is_metric_state, is_seed_state
+from kerasps.variables.storage.tensor_like import note_read
 
 
 class ParameterServerVariable(keras.Variable):

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.variables.pooled_rows import PooledRows
-from kerasps.variables.tensor_like import TensorLike, new_value
+from kerasps.variables.rows.pooled_rows import PooledRows
+from kerasps.variables.storage.tensor_like import TensorLike, new_value
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.variables.named import NamedVariable, on_own_task, plain_variable
-from kerasps.variables.row_store import RowStore
-from kerasps.variables.tensor_like import TensorLike, new_value
+from kerasps.variables.rows.row_store import RowStore
+from kerasps.variables.storage.named import NamedVariable, on_own_task, plain_variable
+from kerasps.variables.storage.tensor_like import TensorLike, new_value
 
 
 class Pool(Protocol):

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from kerasps.errors import KeraspsError
 from kerasps.runtime.on_ps import OnPS, call_on_each, make_ready
-from kerasps.variables.lane_table import (
+from kerasps.variables.lanes.lane_table import (
     LANES_END,
     NUM_LANES,
     TABLE_SIZE,
@@ -37,7 +37,7 @@ from kerasps.variables.lane_table import (
     reuse_place,
     split_entry,
 )
-from kerasps.variables.named import NamedVariable
+from kerasps.variables.storage.named import NamedVariable
 
 # The lane of steps that the coordinator runs. It is never closed.
 OPEN_LANE = 0

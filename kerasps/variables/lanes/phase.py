@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from kerasps.runtime.forks import check_not_forked
-from kerasps.variables.flights import wait_for_ending_flights
+from kerasps.variables.lanes.flights import wait_for_ending_flights
 
 
 class Phase(Protocol):

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from kerasps.runtime.devices import connected_devices
-from kerasps.variables.keras_random import drawn_seed, fans
+from kerasps.variables.keras.keras_random import drawn_seed, fans
 
 # Warn about whole values larger than this: with the shard, they fill the memory of a small ps.
 LARGE_VALUE_BYTES = 1_000_000_000

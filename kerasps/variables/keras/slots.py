@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from kerasps.errors import UnsupportedError
-from kerasps.variables.variable import ParameterServerVariable
+from kerasps.variables.keras.variable import ParameterServerVariable
 
 # Every push to every ps contains the shared state, so it must be small; in Keras it is at most
 # three scalars.

@@ -22,8 +22,8 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.errors import InputError
 from kerasps.runtime.fetching import fetch
-from kerasps.variables.named import destroy
-from kerasps.variables.names import CALLS, NAMES
+from kerasps.variables.storage.named import destroy
+from kerasps.variables.storage.names import CALLS, NAMES
 
 _Dtypes = tuple[tf.DType, tf.DType]
 

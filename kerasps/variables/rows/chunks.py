@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import DTypeLike
 
-from kerasps.variables.pooled_rows import store_of
-from kerasps.variables.sharding import InBlocks, ShardedStorage, Sharding, shards_of
+from kerasps.variables.rows.pooled_rows import store_of
+from kerasps.variables.rows.sharding import InBlocks, ShardedStorage, Sharding, shards_of
 
 # Chunks cost memory: the coordinator, or each ps, holds a few at a time. A table of 1 GB is 64
 # chunks of a few calls each. With smaller chunks, round trips would dominate the time of saving.

@@ -17,14 +17,14 @@ from kerasps import _compat
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.runtime.devices import COORDINATOR_CPU, ps_device
 from kerasps.strategy_arguments import Partitioner
-from kerasps.variables.fences import Fences
-from kerasps.variables.kinds import TABLE_NAME
-from kerasps.variables.named import NamedVariable, mutex_name, on_own_task, plain_variable
-from kerasps.variables.phase import current_phase, num_replicas
-from kerasps.variables.placement import PlacementLedger
-from kerasps.variables.row_pools import RowPools
-from kerasps.variables.sharding import LAYOUTS, ShardedStorage, Sharding
-from kerasps.variables.wire import WireRule
+from kerasps.variables.lanes.fences import Fences
+from kerasps.variables.lanes.phase import current_phase, num_replicas
+from kerasps.variables.placing.placement import PlacementLedger
+from kerasps.variables.rows.row_pools import RowPools
+from kerasps.variables.rows.sharding import LAYOUTS, ShardedStorage, Sharding
+from kerasps.variables.storage.kinds import TABLE_NAME
+from kerasps.variables.storage.named import NamedVariable, mutex_name, on_own_task, plain_variable
+from kerasps.variables.storage.wire import WireRule
 
 # TensorFlow sends no tensor of more than 2 GiB to another task. A larger variable is split into
 # shards of half of that, so that two fit where one did.

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from kerasps.variables.kinds import TABLE_NAME
-from kerasps.variables.named import NamedVariable, on_own_task
-from kerasps.variables.names import NAMES
-from kerasps.variables.pooled_rows import PooledRows
+from kerasps.variables.rows.pooled_rows import PooledRows
+from kerasps.variables.storage.kinds import TABLE_NAME
+from kerasps.variables.storage.named import NamedVariable, on_own_task
+from kerasps.variables.storage.names import NAMES
 
 # Reading or writing a whole table takes longer in such a storage than in a variable: it goes row by
 # row. So a larger table is stored separately.

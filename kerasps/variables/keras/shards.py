@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from kerasps.variables.pooled_rows import PooledRows, store_of
-from kerasps.variables.row_store import RowStore
-from kerasps.variables.variable import ParameterServerVariable
+from kerasps.variables.keras.variable import ParameterServerVariable
+from kerasps.variables.rows.pooled_rows import PooledRows, store_of
+from kerasps.variables.rows.row_store import RowStore
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from kerasps.variables.fences import OPEN_LANE
-from kerasps.variables.lane_table import NUM_LANES, place_of
+from kerasps.variables.lanes.fences import OPEN_LANE
+from kerasps.variables.lanes.lane_table import NUM_LANES, place_of
 
 # The entry of a lane: 0 if it is not a member; 1 if it is one and has pushed to no joint yet; else
 # the number of the last joint that it pushed to, plus 2.
