@@ -9,20 +9,16 @@ script again with the same directory goes on. Prints one JSON line in the end.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.spread import spread
-from support.unit_gradients import compiled_unit_model
+from support.unit_gradients import compiled_unit_model, logs_of
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 4000, 4, 2
 STEPS = NUM_EXAMPLES // BATCH_SIZE
@@ -40,13 +36,7 @@ def problems(model, history):
     wrong = np.flatnonzero(table != -EPOCHS)
     if len(wrong):
         found.append(f"rows {wrong[:9].tolist()} were trained {-table[wrong][:9]} times")
-    expected = {
-        "batches": STEPS,
-        "examples": NUM_EXAMPLES,
-        "ids": int(IDS.sum(dtype="int64")),
-        "squares": int((IDS.astype("int64") ** 2).sum()),
-    }
-    for name, value in expected.items():
+    for name, value in logs_of(IDS, BATCH_SIZE).items():
         if history[name][-1] != value:
             found.append(f"{name}: {history[name]}, not {value}")
     return found
@@ -57,10 +47,10 @@ parser.add_argument("--directory", type=Path, required=True)
 parser.add_argument("--interval", type=float, default=0.05)
 options = parser.parse_args()
 spread()
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver, kerasps.FixedShardsPartitioner(2), table_min_bytes=0
-    )
+with local_strategy(partitioner=kerasps.FixedShardsPartitioner(2), table_min_bytes=0) as (
+    cluster,
+    strategy,
+):
     model = compiled_unit_model(strategy, NUM_EXAMPLES, lambda: keras.optimizers.SGD(1.0), 7)
     data = tf.data.Dataset.from_tensor_slices((IDS, IDS)).shuffle(NUM_EXAMPLES).batch(BATCH_SIZE)
     began = []
@@ -75,4 +65,4 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     finally:
         print(f"began after {began[:1]} updates", flush=True)
     print("DONE counts", flush=True)
-    print("REPORT " + json.dumps({"problems": problems(model, history)}), flush=True)
+    print_report({"problems": problems(model, history)})

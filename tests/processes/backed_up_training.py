@@ -20,6 +20,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
 
@@ -223,10 +224,7 @@ parser.add_argument("--only", nargs="*", default=[], help="of the trainings; els
 options = parser.parse_args()
 names = options.only or list(TRAININGS)
 found = []
-with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver, PARTITIONER, table_min_bytes=0
-    )
+with local_strategy(1, 2, partitioner=PARTITIONER, table_min_bytes=0) as (cluster, strategy):
     for name in names:
         expected, done = options.directory / f"{name}.npz", options.directory / f"{name}.done"
         if done.exists():
@@ -240,4 +238,4 @@ with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
         print(f"DONE {name}", flush=True)
 for name in names:
     found += json.loads((options.directory / f"{name}.done").read_text())
-print("REPORT " + json.dumps({"different": found}), flush=True)
+print_report({"different": found})

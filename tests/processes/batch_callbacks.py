@@ -7,14 +7,10 @@ Prints one JSON line: the rate that the step of each batch had, and how much was
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 
-import kerasps
+from scenario import local_strategy, print_report
 
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.batch_callbacks import Scheduled, Told, arrays, rates_used, rows_model
 
 NUM_WORKERS = 3
@@ -29,10 +25,10 @@ def fit(strategy, *callbacks, num_batches=None):
     return model, int(model.optimizer.iterations)
 
 
-with kerasps.LocalCluster(num_workers=NUM_WORKERS, num_ps=1) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver, update_mode=UPDATE_MODE, table_min_bytes=0
-    )
+with local_strategy(NUM_WORKERS, 1, update_mode=UPDATE_MODE, table_min_bytes=0) as (
+    cluster,
+    strategy,
+):
     model, updates = fit(strategy, Scheduled("end" if UPDATE_MODE == "sync" else "begin"))
     # A synchronous update is of the mean of what workers bring.
     scale = NUM_WORKERS if UPDATE_MODE == "sync" else 1
@@ -41,4 +37,4 @@ with kerasps.LocalCluster(num_workers=NUM_WORKERS, num_ps=1) as cluster:
     report["stopped"] = fit(strategy, told)[1], len(told.calls) // 2
     told = Told(reads=True)
     report["uneven"] = fit(strategy, told, num_batches=16)[1], len(told.calls) // 2
-    print("REPORT", json.dumps(report), flush=True)
+    print_report(report)

@@ -9,7 +9,6 @@ arrays are apart, or which errors came. The group `beside` does the same with a 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 
@@ -18,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scenario import print_report
 
 import kerasps
 from kerasps.hooks import patch
@@ -589,7 +590,7 @@ def main(group):
         report["lookup_devices"] = lookup_devices(central)
     if cluster is not None:
         cluster.close()
-    print("REPORT", json.dumps(report))
+    print_report(report)
 
 
 if __name__ == "__main__":

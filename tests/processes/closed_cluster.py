@@ -19,6 +19,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 
@@ -279,4 +280,4 @@ def failed_first():
 
 if __name__ == "__main__":
     {"used": used, "in_flight": in_flight, "failed_first": failed_first}[sys.argv[1]]()
-    print("REPORT", json.dumps(REPORT), flush=True)
+    print_report(REPORT)

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import json
 import queue
-import sys
 import threading
 import time
-from pathlib import Path
 
 import tensorflow as tf
+from scenario import local_strategy
 
-import kerasps
 from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.worker_recovery import TryAgain, WorkerAbsent
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.process_checks import wait_for
 
 
@@ -39,8 +34,7 @@ def cluster_counter(strategy):
 
 
 def main():
-    with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
-        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+    with local_strategy(2, 1) as (cluster, strategy):
         port, membership = CoordinatorPort(strategy.coordinator), strategy.extended.host.membership
         began = queue.SimpleQueue()
         go_on = threading.Event()

@@ -11,7 +11,6 @@ one JSON line, of each scenario: History, iterations, and the error if there was
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import tempfile
@@ -22,8 +21,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-
-sys.path.append(str(Path(__file__).parents[1]))
+from scenario import print_report
 
 import kerasps
 from kerasps.training.sessions.session_runner import SessionRunner
@@ -356,4 +354,4 @@ with (
         scenario, _, steps = argument.partition(":")
         reports[scenario] = report_of(scenario, int(steps))
         print(f"{scenario} is over", flush=True)
-    print("REPORT " + json.dumps(reports), flush=True)
+    print_report(reports)

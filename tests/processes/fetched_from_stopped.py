@@ -6,15 +6,14 @@ would ever end. Prints one JSON line: what was fetched, and what happened in whi
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 import time
 
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
-import kerasps
 from kerasps import _compat
 from kerasps.runtime.fetching import fetch
 from kerasps.training.sessions.session import sending_through
@@ -28,8 +27,7 @@ def wake():
     os.kill(pid, signal.SIGCONT)
 
 
-with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
-    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+with local_strategy(1, 1) as (cluster, strategy):
     pid = cluster.processes["worker", 0].pid
     with tf.device("/job:worker/task:0"):
         made = tf.function(lambda: [tf.ones([3]) + 1.0, tf.constant(["a", "b"])])
@@ -51,4 +49,4 @@ with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
         "fetched": [numbers.tolist(), [string.decode() for string in strings]],
         "order": order,
     }
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)

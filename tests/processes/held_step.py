@@ -10,7 +10,6 @@ line behind `REPORT `.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -19,11 +18,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.gates import wait_while_exists
 from support.unit_gradients import Ids, Outputs, Sum
 
@@ -67,8 +64,7 @@ def kill_the_holder(cluster):
     CLOSED.unlink()
 
 
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, table_min_bytes=0)
+with local_strategy(table_min_bytes=0) as (cluster, strategy):
     with strategy.scope():
         ids, marks = (keras.Input((1,), dtype="int32") for _ in range(2))
         rows = keras.layers.Embedding(NUM_EXAMPLES, 1, embeddings_initializer="zeros")(ids)
@@ -93,4 +89,4 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         "rows": float(-table.numpy().sum()),
         "history": {name: history[name] for name in ("batches", "examples")},
     }
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import math
 import os
 import random
@@ -23,16 +22,13 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.spread import spread
 
 seed, num_times = int(sys.argv[1]), int(sys.argv[2])
@@ -247,8 +243,7 @@ def interrupt_again_and_again():
 
 
 signal.signal(signal.SIGALRM, expire)
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+with local_strategy() as (cluster, strategy):
     data = kerasps.DatasetCreator(dataset_fn)
     reports = {}
     for where in ("other", "both"):
@@ -263,4 +258,4 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
             "swallowed": 0,
         }
         interrupt_again_and_again()
-    print("REPORT " + json.dumps(reports), flush=True)
+    print_report(reports)

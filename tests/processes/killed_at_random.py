@@ -10,7 +10,6 @@ failed, and exits with 1 then.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import threading
@@ -20,6 +19,7 @@ import traceback
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 
@@ -155,9 +155,7 @@ def main():
                 print(wrong[-1], flush=True)
         killer.is_over.set()
         killer.join()
-    print(
-        "REPORT " + json.dumps({"calls": calls, "kills": killer.kills, "wrong": wrong}), flush=True
-    )
+    print_report({"calls": calls, "kills": killer.kills, "wrong": wrong})
     return int(bool(wrong))
 
 

@@ -5,12 +5,12 @@ Prints one JSON line: what the coordinator's memory grew by, and where the table
 
 from __future__ import annotations
 
-import json
 import resource
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
 
@@ -42,10 +42,7 @@ def make_model(num_rows):
     return model
 
 
-with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver, kerasps.MinSizePartitioner()
-    )
+with local_strategy(1, 2, partitioner=kerasps.MinSizePartitioner()) as (cluster, strategy):
     with strategy.scope():
         make_model(1000)  # what TensorFlow and Keras load with the first model is not the table's
         before = peak_bytes()
@@ -67,4 +64,4 @@ with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
             for task in strategy.load_report()
         ],
     }
-print("REPORT " + json.dumps(report), flush=True)
+print_report(report)

@@ -23,10 +23,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
-
-sys.path.append(str(Path(__file__).parents[1]))
 from support.turns import varied_data, varied_model, wait_until_gone, watch
 
 WIDTH = 32
@@ -171,8 +170,7 @@ def main():
         "--listen", action="store_true", help="with a callback that hears of each batch"
     )
     options = parser.parse_args()
-    with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
-        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+    with local_strategy(2, 1) as (cluster, strategy):
         pids = {
             f"{job} {index}": process.pid for (job, index), process in cluster.processes.items()
         }
@@ -191,10 +189,7 @@ def main():
                 print(json.dumps(samples[-1]), flush=True)
 
         SCENARIOS[options.scenario](strategy, options, sample)
-        print(
-            "REPORT " + json.dumps({"samples": samples, "seconds": time.monotonic() - start}),
-            flush=True,
-        )
+        print_report({"samples": samples, "seconds": time.monotonic() - start})
     grown = {name: samples[-1][name]["megabytes"] - samples[0][name]["megabytes"] for name in pids}
     return int(options.limit is not None and max(grown.values()) > options.limit)
 

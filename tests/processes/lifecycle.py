@@ -5,7 +5,6 @@ objects; see test_lifecycle.py.
 from __future__ import annotations
 
 import gc
-import json
 import socket
 import sys
 import warnings
@@ -17,6 +16,7 @@ import grpc
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 
@@ -451,7 +451,7 @@ def main():
     REPORT["ps_bytes"] = strategy.placement().num_bytes
     check_all()
     earlier_datasets.directory.cleanup()
-    print("REPORT", json.dumps(REPORT))
+    print_report(REPORT)
 
 
 main()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import sys
 import warnings
 
 import keras
 import numpy as np
+from scenario import print_report
 
 import kerasps
 from kerasps.cluster.serving import bind
@@ -65,5 +65,5 @@ with contextlib.ExitStack() as stack:
         "refused": refused,
         "listened": listened,
     }
-    print("REPORT", json.dumps(report), flush=True)
+    print_report(report)
     sys.stdin.readline()

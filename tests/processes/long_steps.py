@@ -9,23 +9,18 @@ Prints `REPORT` and a JSON object.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 from tensorflow.python.data.experimental.ops import testing
 
-import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.process_checks import wait_for
 from support.unit_gradients import Outputs
 
@@ -63,8 +58,7 @@ def stop_in_step():
 
 
 report = {}
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+with local_strategy() as (cluster, strategy):
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), Sum()])
         model.compile(keras.optimizers.SGD(1.0), Outputs(reduction="sum"))
@@ -81,4 +75,4 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         "times_taken_back": strategy.extended.host.membership.generation(0),
         "evaluated": model.evaluate(x[:1], x[:1], verbose=0),
     }
-print("REPORT", json.dumps(report))
+print_report(report)

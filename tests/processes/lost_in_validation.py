@@ -5,12 +5,12 @@ Prints one JSON line: the history, and what an `evaluate` after it counted.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import keras
 import numpy as np
+from scenario import print_report
 
 import kerasps
 
@@ -42,5 +42,5 @@ report = {
     "iterations": int(model.optimizer.iterations.numpy()),
     "evaluated": float(model.evaluate(**data, verbose=0, return_dict=True)["ids"]),
 }
-print("REPORT " + json.dumps(report), flush=True)
+print_report(report)
 cluster.close()

@@ -7,16 +7,12 @@ its place.
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
-
-sys.path.append(str(Path(__file__).parents[1]))
+from scenario import print_report
 
 import kerasps
 from support.spread import spread
@@ -106,4 +102,4 @@ with (
             report[f"{name}, {fate}"] = ended
     strategy.placement()
     strategy.load_report()
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)

@@ -6,12 +6,10 @@ its updates, and a table the ids of each pass.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,13 +21,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.processes.process import TaskProcess, child_environment
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.process_checks import wait_for
 
 STEPS, BATCH = 4000, 2
@@ -212,7 +208,7 @@ def main():
         SEEN["exact"], SEEN["passes"] = all(losses), passes
         names = tasks.steps_made_ready(0)
         SEEN["made_ready"], SEEN["made_ready_again"] = len(names), len(names) - len(set(names))
-        print("REPORT", json.dumps(SEEN), flush=True)
+        print_report(SEEN)
         for process in tasks.processes.values():
             process.kill()
         os._exit(0)

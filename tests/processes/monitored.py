@@ -22,13 +22,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
+from scenario import print_report
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import kerasps
 from kerasps.tools.monitoring.sockets import directories
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.process_checks import wait_for
 
 ROWS, STEPS = 500, 40
@@ -198,4 +196,4 @@ SEEN["sockets"] = [str(path) for folder in directories() for path in folder.glob
 names = [thread.name for thread in threading.enumerate()]
 SEEN["threads"] = [n for n in names if n.startswith(("kerasps-status", "kerasps-monitor"))]
 SEEN["pid"] = os.getpid()
-print("REPORT " + json.dumps(SEEN), flush=True)
+print_report(SEEN)

@@ -7,17 +7,11 @@ Prints one JSON line.
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
+from scenario import local_strategy, print_report
 
 import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.compare import regression_data, train_both
 from support.spread import spread
 from support.unit_gradients import compiled_unit_model, of_unknown_length
@@ -94,13 +88,9 @@ def difference_step_by_step():
 
 
 spread()
-with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver,
-        variable_partitioner=kerasps.FixedShardsPartitioner(2),
-        table_min_bytes=0,
-        overlap=True,
-    )
+with local_strategy(
+    1, 2, partitioner=kerasps.FixedShardsPartitioner(2), table_min_bytes=0, overlap=True
+) as (cluster, strategy):
     report = {
         "counted": {
             f"{steps} {data}": counted(steps, data)
@@ -115,4 +105,4 @@ with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
         "products": products_of_momenta(),
         "difference": difference_step_by_step(),
     }
-print("REPORT " + json.dumps(report), flush=True)
+print_report(report)

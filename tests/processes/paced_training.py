@@ -8,18 +8,14 @@ Prints one JSON line: the most steps that one worker was ahead of the other, and
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
-from pathlib import Path
 
 import tensorflow as tf
+from scenario import local_strategy, print_report
 from tensorflow.python.data.experimental.ops.testing import sleep
 
 import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.models import counting_model, ids_data
 
 STEPS, STEPS_PER_EXECUTION = 60, 4
@@ -54,10 +50,7 @@ class Watch(threading.Thread):
 
 
 max_staleness = int(sys.argv[1])
-with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver, max_staleness=max_staleness
-    )
+with local_strategy(2, 1, max_staleness=max_staleness) as (cluster, strategy):
     model = counting_model(strategy, STEPS_PER_EXECUTION)
     watch = Watch()
     watch.start()
@@ -77,4 +70,4 @@ with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
         "batches": history["batches"],
         "iterations": int(model.optimizer.iterations.numpy()),
     }
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)

@@ -6,12 +6,12 @@ Prints one JSON line: how far the two models are apart, and what became of a bar
 
 from __future__ import annotations
 
-import json
 import sys
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
 
@@ -54,8 +54,7 @@ def describe(variable):
     )
 
 
-with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, partitioner)
+with local_strategy(1, 2, partitioner=partitioner) as (cluster, strategy):
     keras.utils.set_random_seed(7)
     plain = (
         make_model()
@@ -102,4 +101,4 @@ with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
         kerasps.DatasetCreator(lambda context: dataset()), steps_per_epoch=5, verbose=0
     )
     report["first_still_trains"] = len(history.history["loss"])
-print("REPORT " + json.dumps(report), flush=True)
+print_report(report)

@@ -6,12 +6,9 @@ its updates. A pause mostly begins before a call; the limit leaves it minutes mo
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 os.environ.update(KERAS_BACKEND="tensorflow", KERASPS_HANG_TIMEOUT="300")
@@ -20,12 +17,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 from kerasps.runtime.probe import break_connections
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.unit_gradients import Outputs
 
 PAUSE_S = 2.4
@@ -152,7 +147,7 @@ def main():
         report["times_taken_back"] = [
             strategy.extended.host.membership.generation(w) for w in range(2)
         ]
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)
 
 
 if __name__ == "__main__":

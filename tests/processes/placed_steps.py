@@ -6,20 +6,16 @@ The first argument is the mode, the second a folder for the graphs that tasks ru
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 import kerasps.worker_driven.host as driven
 from kerasps.cluster.description.worker_devices import compute_devices
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.partitioner import Partitioner
 from support.placed import ACCELERATOR, CPU, placed_graphs, placed_kinds, writing_graphs
 
@@ -163,4 +159,4 @@ def have_two_devices():
 if __name__ == "__main__":
     modes = {"driven": without_coordinator, "central": on_one_machine}
     report = modes.get(MODE, with_coordinator)()
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)

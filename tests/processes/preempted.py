@@ -7,7 +7,6 @@ JSON; `test_preempted.py` says what is expected.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 
@@ -158,7 +158,7 @@ def main():
                 run.model.fit(run.data().repeat(), steps_per_epoch=10**6, verbose=0)
         except kerasps.PSLostError as exc:
             seen[name] = exc.task_index == 0
-    print("REPORT", json.dumps(seen), flush=True)
+    print_report(seen)
     os._exit(0)
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 from kerasps.saving import checkpoints, keras_files
@@ -191,7 +192,7 @@ def be_killed_while_saving(model, directory, report):
     np.savez(directory / "expected.npz", *values(model))
     train(model)
     np.savez(directory / "expected_of_backup.npz", *values(model))
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)
     halfway = Halfway(
         len(KILLED) + num_ps
     )  # each ps writes its part of a checkpoint, and the backup is one more
@@ -342,6 +343,6 @@ if ROLE in CLUSTERS:
             be_killed_while_saving(trained, DIRECTORY / "killed", report)
         else:
             lose_a_ps(cluster, trained, report)
-            print("REPORT " + json.dumps(report), flush=True)
+            print_report(report)
 else:
-    print("REPORT " + json.dumps(run(contextlib.nullcontext)[1]), flush=True)
+    print_report(run(contextlib.nullcontext)[1])

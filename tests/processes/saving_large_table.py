@@ -8,7 +8,6 @@ measures another size: `saving_large_table.py 4000000` is 1 GB.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 
@@ -128,4 +128,4 @@ with (
         "seconds": measured.seconds,
         "wrong": wrong,
     }
-print("REPORT " + json.dumps(report), flush=True)
+print_report(report)

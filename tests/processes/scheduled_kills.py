@@ -10,20 +10,14 @@ row of the table minus the number of times that its example was trained on. Prin
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 from killed_at_random import Killer
+from scenario import local_strategy, print_report
 
-import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.unit_gradients import Ids, Outputs, unit_model
 
 NUM_EXAMPLES, BATCH_SIZE, CALLS = 400, 4, 60
@@ -84,12 +78,7 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--kind", choices=("single", "whole", "looped"), default="single")
 options = parser.parse_args()
 report = {"problems": [], "rounds": 0, "kills": 0}
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver,
-        variable_partitioner=two_shards_unless_large,
-        table_min_bytes=0,
-    )
+with local_strategy(partitioner=two_shards_unless_large, table_min_bytes=0) as (cluster, strategy):
     coordinator = strategy.coordinator
     function, model, optimizer, metric, steps = make_function(options.kind)
     iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
@@ -126,4 +115,4 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     killer.is_over.set()
     killer.join()
     report["kills"] = killer.kills
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)

@@ -6,23 +6,19 @@ Takes a scenario, and prints one JSON line.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
 from kerasps.cluster.description import worker_devices
 from kerasps.cluster.server import CPU_DEVICES
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.compare import SummedApply
 from support.unit_gradients import compiled_unit_model
 
@@ -479,8 +475,7 @@ def missing():
 
 
 def gpus():
-    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
-        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+    with local_strategy(1, 1) as (_, strategy):
         devices = strategy.devices_of(0)
         return {"devices": devices, "sgd": differences(strategy, "sgd", 1, len(devices))}
 
@@ -518,4 +513,4 @@ SCENARIOS = {
 
 if __name__ == "__main__":
     os.environ.pop(CPU_DEVICES, None)
-    print("REPORT " + json.dumps(SCENARIOS[sys.argv[1]]()), flush=True)
+    print_report(SCENARIOS[sys.argv[1]]())

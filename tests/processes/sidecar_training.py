@@ -7,12 +7,12 @@ Either prints one JSON line.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 
 import keras
 import numpy as np
+from scenario import print_report
 
 import kerasps
 from kerasps.cluster.description.tf_config import read_tf_config
@@ -77,4 +77,4 @@ def evaluate():
     }
 
 
-print("REPORT", json.dumps(evaluate() if read_tf_config().task_type == "evaluator" else train()))
+print_report(evaluate() if read_tf_config().task_type == "evaluator" else train())

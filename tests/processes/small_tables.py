@@ -5,7 +5,6 @@ split, and the optimizers.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
@@ -16,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
 from support.compare import assert_equal, train_both
@@ -60,12 +60,7 @@ def small_are_whole(model):
 def main():
     shards, names = int(sys.argv[1]), sys.argv[2:]
     report = {"equal": [], "tables": []}
-    with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
-        strategy = kerasps.ParameterServerStrategy(
-            cluster.cluster_resolver,
-            kerasps.FixedShardsPartitioner(shards, min_bytes=0),
-            sparse_updates="dense",
-        )
+    with local_strategy(1, 2, shards=shards, sparse_updates="dense") as (cluster, strategy):
         for name in names:
             make = OPTIMIZERS[name]
             plain, ours = train_both(
@@ -104,7 +99,7 @@ def main():
                 kerasps.ParameterServerStrategy(cluster.cluster_resolver, table_min_bytes=wrong)
             except (TypeError, ValueError) as exc:
                 report.setdefault("refused", []).append(str(exc))
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)
 
 
 if __name__ == "__main__":

@@ -11,22 +11,17 @@ what was said of what cannot be.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.models import counting_model, ids_data
 from support.optimizers import OPTIMIZERS
 from support.process_checks import wait_for
@@ -123,14 +118,9 @@ parser.add_argument("--backups", type=int, default=0)
 options = parser.parse_args()
 report = {"meanwhile": None}
 spread()
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver,
-        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
-        table_min_bytes=0,
-        update_mode="sync",
-        num_backup_workers=options.backups,
-    )
+with local_strategy(
+    shards=2, table_min_bytes=0, update_mode="sync", num_backup_workers=options.backups
+) as (cluster, strategy):
     if options.backups:
         report["refused"] = {
             "clipnorm": said(fitted, keras.optimizers.SGD(0.1, clipnorm=1.0)),
@@ -152,4 +142,4 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         report["batches"] += history["batches"]
     stops.join()
     report["iterations"] = int(model.optimizer.iterations.numpy())
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)

@@ -8,23 +8,19 @@ JSON line: how many interrupts there were, and what was wrong after them.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
 import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.spread import spread
 from support.unit_gradients import compiled_unit_model
 
@@ -72,13 +68,7 @@ def problems(model):
 chance = random.Random(SEED)
 report = {"problems": [], "interrupts": 0}
 spread()
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver,
-        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
-        table_min_bytes=0,
-        update_mode="sync",
-    )
+with local_strategy(shards=2, table_min_bytes=0, update_mode="sync") as (cluster, strategy):
     model = compiled_unit_model(strategy, NUM_IDS, lambda: keras.optimizers.SGD(1.0), 7)
     fit(model, steps_per_epoch=28)
     for _ in range(int(sys.argv[1])):
@@ -89,4 +79,4 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         except KeyboardInterrupt:
             report["interrupts"] += 1
         report["problems"] += [f"seed {SEED}: {problem}" for problem in problems(model)]
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)

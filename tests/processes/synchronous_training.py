@@ -9,19 +9,13 @@ Prints one JSON line: how far the weights differ at most, for each optimizer, an
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy, print_report
 
-import kerasps
-
-# `tests` is on the path of pytest, and not of a script.
-sys.path.append(str(Path(__file__).parents[1]))
 from support.models import Batches
 from support.optimizers import NOT_ELEMENTWISE, OPTIMIZERS
 
@@ -109,14 +103,12 @@ parser.add_argument("--replicas", type=int, default=1, help="of each worker, on 
 parser.add_argument("--optimizers", nargs="*", default=MAKERS)
 options = parser.parse_args()
 os.environ["KERASPS_CPU_DEVICES"] = str(options.replicas)
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver,
-        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
-        sparse_updates="dense",
-        table_min_bytes=0,
-        update_mode="sync",
-        worker_devices=[f"CPU:{index}" for index in range(options.replicas)],
-    )
+with local_strategy(
+    shards=2,
+    sparse_updates="dense",
+    table_min_bytes=0,
+    update_mode="sync",
+    worker_devices=[f"CPU:{index}" for index in range(options.replicas)],
+) as (cluster, strategy):
     report = {name: compare(name, options.steps_per_execution) for name in options.optimizers}
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)

@@ -13,6 +13,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import local_strategy
 
 import kerasps
 
@@ -273,11 +274,9 @@ def the_index_of_a_worker(strategy):
 
 
 def main():
-    with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-        strategy = kerasps.ParameterServerStrategy(
-            cluster.cluster_resolver,
-            tf.distribute.experimental.partitioners.FixedShardsPartitioner(num_shards=2),
-        )
+    with local_strategy(
+        partitioner=tf.distribute.experimental.partitioners.FixedShardsPartitioner(num_shards=2)
+    ) as (_, strategy):
         for name, function in EXAMPLES.items():
             function(strategy)
             print("ran", name, flush=True)

@@ -68,8 +68,9 @@ def test_nothing_is_lost_or_hangs_where_data_end_unevenly_and_workers_are_killed
     calls, kills, seconds
 ):
     report = run_and_report(
-        HERE / "synchronous_losses.py",
+        HERE / "applied_once.py",
         *("--calls", calls, "--kills", kills, "--seconds", seconds, "--seed", 9),
+        *("--arguments", '{"update_mode": "sync"}'),
     )
     assert report["problems"] == []
     assert report["unharmed"]["uneven"] >= 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from scenario import print_report
 
 import kerasps
 from support import unit_gradients
@@ -54,7 +55,7 @@ def endless(context):
 def equal():
     """One worker is plain Keras, with shards and a table, whatever the steps per execution."""
     strategy = kerasps.WorkerDrivenStrategy(
-        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
+        variable_shards=2,
         sparse_updates="dense",
         table_min_bytes=0,
     )
@@ -95,7 +96,7 @@ def equal():
     loaded = keras.models.load_model(HERE / "model.keras")
     report["saved"] = all(map(np.array_equal, loaded.get_weights(), ours.get_weights()))
     report["refused"] = refused(strategy, ours, x, y)
-    print("REPORT " + json.dumps(report), flush=True)
+    print_report(report)
 
 
 def refused(strategy, model, x, y):

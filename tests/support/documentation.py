@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
+import shlex
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import kerasps
@@ -32,15 +35,36 @@ def code_blocks(text: str, language: str = "python") -> list[str]:
     return [code for found, code in FENCED.findall(text) if found == language]
 
 
+def page_text(page: str) -> str:
+    """The text of a page of `docs/`, by its name."""
+    return (CHECKOUT / "docs" / f"{page}.md").read_text("utf-8")
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The words of each command in a text, without the variables before it."""
+    for block in code_blocks(text, "bash"):
+        command = ""
+        for line in block.splitlines():
+            command += f"{line}\n"
+            with contextlib.suppress(ValueError):  # within quotes, a line is no end
+                words = shlex.split(command, comments=True)
+                command = ""
+                while words and re.match(r"[A-Z_]+=", words[0]):
+                    words.pop(0)
+                if words:
+                    yield words
+
+
 def columns(page: str, language: str = "python") -> dict[str, list[str]]:
     """The blocks of a page on moving, those of the left column and those of the right one.
 
     A paragraph that begins with "Before: " or "After: " says whose the blocks below it are.
     """
-    text = (CHECKOUT / "docs" / f"{page}.md").read_text()
     found: dict[str, list[str]] = {"before": [], "after": []}
     for column, part in re.findall(
-        r"^(Before|After): (.*?)(?=^Before: |^After: |\Z)", text, re.MULTILINE | re.DOTALL
+        r"^(Before|After): (.*?)(?=^Before: |^After: |\Z)",
+        page_text(page),
+        re.MULTILINE | re.DOTALL,
     ):
         found[column.lower()] += code_blocks(part, language)
     return found
@@ -48,7 +72,7 @@ def columns(page: str, language: str = "python") -> dict[str, list[str]]:
 
 def errors_of_page(page: str) -> list[str]:
     """The messages in the table of errors at the end of a page on moving."""
-    text = (CHECKOUT / "docs" / f"{page}.md").read_text().partition("## Errors")[2]
+    text = page_text(page).partition("## Errors")[2]
     return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
 
 

@@ -93,3 +93,13 @@ def endless(ids, batch_size):
 
 def of_unknown_length(ids, batch_size):
     return tf.data.Dataset.from_tensor_slices((ids, ids)).filter(lambda *_: True).batch(batch_size)
+
+
+def logs_of(ids, batch_size):
+    """What `Ids` counts in an epoch with all examples, whose targets are these ids."""
+    return {
+        "batches": len(ids) // batch_size,
+        "examples": len(ids),
+        "ids": int(ids.sum(dtype="int64")),
+        "squares": int((ids.astype("int64") ** 2).sum()),
+    }

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from kerasps.tools.cli.main import _parser
+from support.documentation import code_blocks, commands_in, page_text
 from support.manifests import (
     CHECKOUT,
     KUBERNETES,
@@ -37,6 +38,7 @@ FILES = sorted(
     for path in KUBERNETES.rglob("*.yaml")
     if path.name not in ("kustomization.yaml", "names.yaml")
 )
+PAGE = page_text("deploy")
 DOCKERFILE = (CHECKOUT / "deploy" / "Dockerfile").read_text()
 SBATCH = CHECKOUT / "deploy" / "slurm" / "train.sbatch"
 # What `kerasps run` ends with: errors of the user, and what a scheduler may try again.
@@ -147,7 +149,7 @@ def test_only_pods_of_the_run_reach_its_port(run):
 
 
 def test_the_page_opens_the_port_of_metrics_of_the_chief_alone():
-    (policy,) = map(yaml.safe_load, blocks("yaml"))
+    (policy,) = map(yaml.safe_load, code_blocks(PAGE, "yaml"))
     assert errors_of(policy) == []
     name, spec = jobset_of("overlays/cpu")
     selector = policy["spec"]["podSelector"]
@@ -156,7 +158,7 @@ def test_the_page_opens_the_port_of_metrics_of_the_chief_alone():
     ((rule,), (port,)) = policy["spec"]["ingress"], policy["spec"]["ingress"][0]["ports"]
     assert [*rule["from"][0]] == ["namespaceSelector"]
     monitor = f'ClusterMonitor(port={port["port"]}, host="0.0.0.0")'
-    assert monitor in (CHECKOUT / "docs" / "deploy.md").read_text()
+    assert monitor in PAGE
     assert port["port"] != PORT
 
 
@@ -343,24 +345,8 @@ def test_the_batch_script_asks_for_as_many_tasks_as_it_explains():
     assert (options.num_ps, options.script) == (num_ps, "train.py")
 
 
-def blocks(language):
-    text = (CHECKOUT / "docs" / "deploy.md").read_text()
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [block for name, block in found if name == language]
-
-
-def documented_commands():
-    for block in blocks("bash"):
-        for line in block.splitlines():
-            words = shlex.split(line, comments=True)
-            # Variables of one command.
-            yield [word for n, word in enumerate(words) if n or not re.match(r"[A-Z]+=", word)]
-
-
-@pytest.mark.parametrize("words", [*documented_commands()], ids=" ".join)
-def test_a_command_of_the_page_is_one(words):
-    if words[0] == "kerasps":
-        _parser().parse_args(words[1:])
+@pytest.mark.parametrize("words", [*commands_in(PAGE)], ids=" ".join)
+def test_a_command_of_the_page_names_what_there_is(words):
     for word in words:
         if word.startswith("deploy/"):
             assert (CHECKOUT / word).exists()
@@ -369,15 +355,15 @@ def test_a_command_of_the_page_is_one(words):
 
 
 def test_the_number_of_ps_is_worked_out_as_the_page_says(capsys):
-    (example,), (output,) = blocks("python"), [text for text in blocks("") if " ps\n" in text][-1:]
+    (example,) = code_blocks(PAGE)
+    output = [text for text in code_blocks(PAGE, "") if " ps\n" in text][-1]
     exec(compile(example, "docs/deploy.md", "exec"), {})
     assert capsys.readouterr().out == output
 
 
 def test_the_table_of_overlays_is_that_of_the_overlays():
-    text = (CHECKOUT / "docs" / "deploy.md").read_text()
     for run in OVERLAYS[1:]:
-        (row,) = re.findall(rf"^\| `deploy/kubernetes/{run}` \|(.*)\|$", text, re.MULTILINE)
+        (row,) = re.findall(rf"^\| `deploy/kubernetes/{run}` \|(.*)\|$", PAGE, re.MULTILINE)
         counts = tuple(int(re.match(r" (\d+)", cell).group(1)) for cell in row.split("|"))
         num_workers, num_ps = RUN_OF[run]
         assert counts == (1, num_ps, num_workers)

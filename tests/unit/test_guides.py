@@ -1,4 +1,4 @@
-"""The pages for users: links lead somewhere, commands parse, quoted messages are in the source."""
+"""The pages for users: commands parse, code compiles, quoted messages are in the source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import functools
 import importlib
 import re
-import shlex
 from pathlib import Path
 
 import keras
@@ -14,8 +13,7 @@ import pytest
 import tensorflow as tf
 
 from kerasps.tools.cli.main import _parser
-from support.documentation import CHECKOUT, code_blocks
-from support.names import anchors
+from support.documentation import CHECKOUT, code_blocks, commands_in, page_text
 
 PAGES = (
     "for_large_tables",
@@ -26,12 +24,13 @@ PAGES = (
     "errors",
     "faq",
 )
+WITH_CODE = [*sorted((CHECKOUT / "docs").glob("*.md")), CHECKOUT / "README.md"]
+PROGRAMS = {
+    *("kerasps", "pip", "python", "python3", "tox", ".venv/bin/tox", "git", "docker", "kubectl"),
+    *("sbatch", "until", "export", "cd", "."),
+}
 LONGEST_SENTENCE = 30  # words
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-
-
-def read(page):
-    return (CHECKOUT / "docs" / f"{page}.md").read_text(encoding="utf-8")
 
 
 def without_code(text):
@@ -47,50 +46,32 @@ def sentences(text):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_pages_and_headings(page):
-    path = CHECKOUT / "docs" / f"{page}.md"
-    for link in LINK.findall(without_code(read(page))):
-        if "://" in link:
-            continue
-        name, _, anchor = link.partition("#")
-        target = (path.parent / name).resolve() if name else path
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_other_pages_lead_to_this_one(page):
-    assert f"(docs/{page}.md)" in (CHECKOUT / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_asks_a_question_and_answers_in_short_sentences(page):
-    title = read(page).splitlines()[0]
-    assert title.startswith("# ")
-    assert title.endswith("?")
-    long = [text for text in sentences(read(page)) if len(text.split()) > LONGEST_SENTENCE]
+def test_a_page_answers_in_short_sentences(page):
+    long = [text for text in sentences(page_text(page)) if len(text.split()) > LONGEST_SENTENCE]
     assert long == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_commands_and_code_of_a_page_are_well_formed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()  # the command line asks whether it is there
-    for block in code_blocks(read(page), "bash"):
-        for line in block.splitlines():
-            program, *words = shlex.split(line, comments=True)
-            assert program in ("kerasps", "pip")
-            if program == "kerasps":
-                _parser().parse_args(words)
-    for block in code_blocks(read(page)):
-        compile(block, page, "exec")
+    for script in ("train.py", "evaluate.py"):
+        (tmp_path / script).touch()  # the command line asks whether it is there
+    text = page.read_text("utf-8")
+    for program, *words in commands_in(text):
+        assert program in PROGRAMS
+        if program == "kerasps":
+            _parser().parse_args(words)
+    for block in code_blocks(text):
+        compile(block, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 # Figures
 
 
 def test_the_table_of_memory_is_worked_out_right():
-    rows = re.findall(r"^\| ([\d,]+) x (\d+) \|(.+)\|$", read("for_large_tables"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([\d,]+) x (\d+) \|(.+)\|$", page_text("for_large_tables"), re.MULTILINE
+    )
     assert len(rows) == 3
     for count, width, cells in rows:
         table = int(count.replace(",", "")) * int(width) * 4 / 1e9
@@ -99,14 +80,14 @@ def test_the_table_of_memory_is_worked_out_right():
 
 
 def test_the_limits_of_the_example_are_worked_out_as_the_page_says(capsys):
-    _, example = code_blocks(read("sizing"))
+    _, example = code_blocks(page_text("sizing"))
     exec(compile(example, "docs/sizing.md", "exec"), {})
-    outputs = code_blocks(read("sizing"), "")
+    outputs = code_blocks(page_text("sizing"), "")
     assert capsys.readouterr().out == outputs[-1]
 
 
 def test_the_speed_of_a_dataset_is_measured_as_the_page_says(capsys):
-    (example,) = code_blocks(read("why_is_it_slow"))
+    (example,) = code_blocks(page_text("why_is_it_slow"))
     exec(compile(example, "docs/why_is_it_slow.md", "exec"), {})
     assert re.fullmatch(r"\d+ batches/s\n", capsys.readouterr().out)
 
@@ -155,7 +136,7 @@ def is_in(message, text):
 
 def quoted(*, of_kerasps):
     """The messages that the page quotes, of kerasps or of others."""
-    ours, _, theirs = read("errors").partition("## Of TensorFlow and Keras")
+    ours, _, theirs = page_text("errors").partition("## Of TensorFlow and Keras")
     text = (ours if of_kerasps else theirs).partition("## When the script starts")
     rows = re.findall(r"^\| (`[^|]+) \|", text[2] or text[0], re.MULTILINE)
     return [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
@@ -166,16 +147,9 @@ def test_a_message_of_kerasps_is_in_its_source(message):
     assert any(is_in(message, text) for text in texts_in(CHECKOUT / "kerasps"))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_environment_variables_of_a_page_are_read(page):
-    source = [part for text in texts_in(CHECKOUT / "kerasps") for part in text]
-    for name in set(re.findall(r"KERASPS_[A-Z_]+", read(page))):
-        assert name in source
-
-
 def test_what_the_page_quotes_of_a_trace_is_what_a_trace_says():
     said = texts_in(CHECKOUT / "kerasps" / "tools" / "tracing")
-    quotes = re.findall(r'"(?:Worker \d )?(waits for [a-z ]+)', read("why_is_it_slow"))
+    quotes = re.findall(r'"(?:Worker \d )?(waits for [a-z ]+)', page_text("why_is_it_slow"))
     assert len(quotes) >= 6
     for quote in quotes:
         assert any(is_in(quote, text) for text in said), quote

@@ -55,10 +55,8 @@ def test_every_wing_is_told_of(wing):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
-def test_a_page_of_a_wing_is_linked_and_its_links_lead_somewhere(page):
+def test_a_page_of_a_wing_is_linked(page):
     assert f"](../kerasps/{page.parent.name}/README.md)" in TEXT
-    for target in re.findall(r"\]\(([^)#:]+\.md)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).is_file(), target
 
 
 def page_id(page):
@@ -76,8 +74,9 @@ def test_names_in_backticks_are_in_the_source(page):
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=page_id)
 def test_files_public_names_and_variables_in_backticks_are_there(page):
-    names = quoted(page.read_text(encoding="utf-8"))
-    variables = set(re.findall(r"KERASPS_[A-Z_]*[A-Z]", " ".join(names)))
+    text = page.read_text(encoding="utf-8")
+    names = quoted(text)
+    variables = set(re.findall(r"KERASPS_[A-Z_]*[A-Z]", text))
     assert variables <= variables_in_source()
     assert [name for name in names if missing_file(name)] == []
     ours = [name for name in names if name.startswith(("kerasps.", "strategy."))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 
 import keras
 import numpy as np
@@ -15,35 +14,16 @@ import yaml
 import kerasps
 from kerasps.cluster.description.platforms import Sizes
 from kerasps.cluster.description.tf_config import read_tf_config
-from kerasps.tools.cli.main import _parser
 from kerasps.tools.cli.nodes.role import RoleOptions, find_role
-from support.documentation import CHECKOUT, code_blocks, columns, errors_of_page
+from support.documentation import columns, errors_of_page, page_text
 from support.manifests import KUBERNETES, container_of, errors_of, jobs_of, pods_of, read
-
-PAGES = sorted(path.stem for path in (CHECKOUT / "docs").glob("moving_from_*.md"))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_of_a_page_are_some_and_its_links_lead_somewhere(page, tmp_path, monkeypatch):
-    text = (CHECKOUT / "docs" / f"{page}.md").read_text()
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (CHECKOUT / "docs" / target).exists(), target
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()  # the command line asks whether it is there
-    for block in code_blocks(text, "bash"):
-        for line in block.splitlines():
-            program, *words = shlex.split(line, comments=True)
-            assert program == "kerasps"
-            _parser().parse_args(words)
-    assert f"{page}.md)" in (CHECKOUT / "README.md").read_text()
-
 
 # Feature columns
 
 
 def feature_columns():
     """Rows of the table of feature columns of which the page says that both sides are equal."""
-    text = (CHECKOUT / "docs" / "moving_from_estimator.md").read_text()
+    text = page_text("moving_from_estimator")
     rows = re.findall(r"^\| `(.+)` \| `(.+)` \| equal \|$", text, re.MULTILINE)
     assert len(rows) == text.count("| equal |")
     return rows

@@ -12,7 +12,7 @@ import pytest
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.serving.run_end import CODE_OF_LOST
 from kerasps.tools.cli.main import _parser
-from support.documentation import CHECKOUT, code_blocks
+from support.documentation import code_blocks, page_text
 from support.names import variables_in_source
 
 VARIABLE = r"KERASPS_[A-Z_]*[A-Z]"
@@ -27,7 +27,7 @@ INTERNAL = {
 
 def rows(page, section=""):
     """The rows of the tables of a page, or of one section of it, as lists of cells."""
-    text = (CHECKOUT / "docs" / f"{page}.md").read_text("utf-8")
+    text = page_text(page)
     if section:
         (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     found = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
@@ -89,7 +89,7 @@ def test_every_option_is_listed_with_its_variable_and_default(command):
 
 
 def test_the_example_of_tf_config_is_read_and_has_a_chief(monkeypatch):
-    text = (CHECKOUT / "docs" / "tf_config.md").read_text("utf-8")
+    text = page_text("tf_config")
     (example,) = code_blocks(text, "json")
     (commands,) = code_blocks(text, "bash")
     assignment = shlex.split(commands.splitlines()[0])[1]
@@ -106,12 +106,12 @@ def test_the_example_of_tf_config_is_read_and_has_a_chief(monkeypatch):
 
 @pytest.mark.parametrize("page", ["deploy", "fault_tolerance", "errors"])
 def test_pages_list_the_exit_codes_to_try_again(page):
-    text = (CHECKOUT / "docs" / f"{page}.md").read_text("utf-8")
+    text = page_text(page)
     for code in (137, CODE_OF_LOST, 143):
         assert re.search(rf"^\| {code}\b", text, re.MULTILINE), code
 
 
 def test_the_unit_of_systemd_restarts_the_exit_codes_to_try_again():
-    text = (CHECKOUT / "docs" / "fault_tolerance.md").read_text("utf-8")
+    text = page_text("fault_tolerance")
     (codes,) = re.findall(r"^RestartForceExitStatus=(.*)$", text, re.MULTILINE)
     assert codes.split() == ["137", str(CODE_OF_LOST), "143"]
