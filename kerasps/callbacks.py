@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import keras
 import numpy as np
@@ -15,11 +15,13 @@ import tensorflow as tf
 
 from kerasps import checks
 from kerasps.base_strategy import BaseStrategy
-from kerasps.tools.monitoring.endpoint import Endpoint
 from kerasps.tools.monitoring.metrics import METRICS
 from kerasps.tools.monitoring.scalars import EventFile, write_scalar
 from kerasps.tools.monitoring.status import described
 from kerasps.training.contract.host import host_of
+
+if TYPE_CHECKING:
+    from kerasps.tools.monitoring.prometheus import Endpoint
 
 _LOGGER = logging.getLogger("kerasps")
 
@@ -237,7 +239,7 @@ class ClusterMonitor(keras.callbacks.Callback):
             )
         self.update_freq = update_freq
         if port is not None:
-            _exposition()
+            _endpoint_class()
         self._run: _MonitoredRun | None = None
 
     @property
@@ -304,20 +306,17 @@ def _checked_port(port: object) -> int:
     return number
 
 
-def _exposition() -> Any:
-    """Return the function that makes a writer of metrics for Prometheus.
-
-    Raises ImportError if its package is not installed.
-    """
+def _endpoint_class() -> type[Endpoint]:
+    """Return the server of metrics; raise ImportError if its package is not installed."""
     try:
-        from kerasps.tools.monitoring.prometheus import exposition
+        from kerasps.tools.monitoring.prometheus import Endpoint
     except ImportError as exc:
         raise ImportError(
             "A ClusterMonitor with a port needs the package `prometheus-client`. Expected: a "
             f"package that imports. Received: {exc}. Install it with "
             "`pip install 'prometheus-client>=0.21'`, or leave `port` out."
         ) from exc
-    return exposition
+    return Endpoint
 
 
 class _MonitoredRun:
@@ -343,13 +342,11 @@ class _MonitoredRun:
             port += self._worker
         strategy = self._strategy
         try:
-            self._endpoint = Endpoint(
+            self._endpoint = _endpoint_class()(
                 host,
                 port,
-                metrics=_exposition()(strategy.status),
-                status=lambda: described(
-                    repr(strategy), strategy.status(), strategy.description.jobs
-                ),
+                strategy.status,
+                lambda: described(repr(strategy), strategy.status(), strategy.description.jobs),
             )
         except (OSError, OverflowError, RuntimeError) as exc:  # RuntimeError: no thread can start
             warnings.warn(
@@ -394,7 +391,9 @@ class _MonitoredRun:
         def write_scalars() -> None:
             for metric in METRICS:
                 for labels, value in metric.samples(status):
-                    if len(labels) > 1 or (metric.labels == ("table",) and labels[0] not in tables):
+                    if len(labels) > 1 or (
+                        metric.subject.labels == ("table",) and labels[0] not in tables
+                    ):
                         continue
                     tag = "/".join([metric.name.removeprefix("kerasps_"), *labels])
                     write_scalar(tag.replace(":", "_"), value, status.steps_total)

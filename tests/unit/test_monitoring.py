@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import http.client
 import json
 import os
 import re
@@ -20,12 +22,13 @@ import tensorflow as tf
 from rich.console import Console
 
 import kerasps
+from kerasps.runtime.addresses import split_address
 from kerasps.step.tracing.traffic import StepTraffic, TableTraffic, TrafficMeter
 from kerasps.tools.cli import main as cli
 from kerasps.tools.cli.live.top_view import view
 from kerasps.tools.monitoring import sockets
-from kerasps.tools.monitoring.endpoint import Endpoint
 from kerasps.tools.monitoring.metrics import METRICS
+from kerasps.tools.monitoring.prometheus import Endpoint
 from kerasps.tools.monitoring.scalars import write_scalar
 from kerasps.tools.monitoring.sockets import StatusSocket, ask_running, remove_stale_sockets
 from kerasps.tools.monitoring.status import (
@@ -417,7 +420,7 @@ def test_metrics_are_named_as_prometheus_wants_them():
         assert re.fullmatch(r"kerasps_[a-z_]+", metric.name)
         assert metric.text.endswith(".")
         for labels, value in metric.samples(STATUS):
-            assert len(labels) == len(metric.labels)
+            assert len(labels) == len(metric.subject.labels)
             assert isinstance(value, (int, float))
 
 
@@ -441,7 +444,7 @@ def test_a_dashboard_shows_metrics_that_there_are():
 def test_the_page_names_every_metric():
     page = (ROOT / "docs" / "monitoring.md").read_text()
     for metric in METRICS:
-        labels = ",".join(f"{label}=" for label in metric.labels)
+        labels = ",".join(f"{label}=" for label in metric.subject.labels)
         name = f"{metric.name}{{{labels}}}" if labels else metric.name
         assert f"| `{name}` |" in page, name
 
@@ -477,25 +480,44 @@ def test_no_module_writes_what_needs_the_package_tensorboard():
 def test_clients_of_the_endpoint_that_break_off_print_nothing(capfd, sent):
     before = set(threading.enumerate())
     is_broken_off = threading.Event()
+    # More than the system takes without a reader.
+    large = dataclasses.replace(STATUS, tables=(TableStatus("t" * 2**23, 1, 0.0, 0),))
 
-    def metrics(accept):
+    def read():
         is_broken_off.wait()
-        return "text/plain", bytes(2**25)  # more than the system takes without a reader
+        return large
 
-    endpoint = Endpoint("127.0.0.1", 0, metrics=metrics, status=dict)
+    endpoint = Endpoint("127.0.0.1", 0, read, dict)
+    place = split_address(endpoint.address)
     for _ in range(4):
-        client = socket.create_connection(("127.0.0.1", endpoint.port))
+        client = socket.create_connection(place)
         client.sendall(sent)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()  # resets the connection
     is_broken_off.set()
-    with socket.create_connection(("127.0.0.1", endpoint.port)) as client:
+    with socket.create_connection(place) as client:
         client.sendall(b"GET /status HTTP/1.0\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.0 200")
     endpoint.close()
     for thread in set(threading.enumerate()) - before:
         thread.join()
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_endpoint_says_what_is_wrong():
+    endpoint = Endpoint("127.0.0.1", 0, lambda: 1 / 0, lambda: 1 / 0)
+
+    def answer(path):
+        connection = http.client.HTTPConnection(endpoint.address)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        connection.close()
+        return response.status, response.read()
+
+    for path in ("/metrics", "/status"):
+        assert answer(path) == (503, b"ZeroDivisionError: division by zero")
+    assert answer("/") == (404, b"Ask for /metrics or /status.")
+    endpoint.close()
 
 
 def test_a_socket_of_another_container_with_this_process_id_stays(monkeypatch, tmp_path):

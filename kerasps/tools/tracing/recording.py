@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf import descriptor_pb2, message_factory
+
 from kerasps import _compat
 from kerasps.tools.tracing.clocks import Asked
 from kerasps.tools.tracing.steps import Task
@@ -21,12 +23,22 @@ from kerasps.tools.tracing.steps import Task
 if TYPE_CHECKING:
     import grpc
 
-# From TensorFlow's profiler_service.proto, for which TensorFlow ships no Python module.
 _PROFILE = "/tensorflow.ProfilerService/Profile"
 _TERMINATE = "/tensorflow.ProfilerService/Terminate"
-_DURATION, _OPTIONS, _SESSION, _HOST, _EMIT = 1, 4, 6, 7, 9  # of a ProfileRequest
-_ENDED_SESSION = 1  # of a TerminateRequest
-_SPACE = 8  # of a ProfileResponse
+# From TensorFlow's profiler_service.proto, for which TensorFlow ships no Python module: the fields
+# that are used, with their numbers and types. `ProfileOptions` and `XSpace` are messages.
+_UINT64, _STRING, _BYTES, _BOOL = 4, 9, 12, 8
+_FIELDS = {
+    "ProfileRequest": {
+        "duration_ms": (1, _UINT64),
+        "opts": (4, _BYTES),
+        "session_id": (6, _STRING),
+        "host_name": (7, _STRING),
+        "emit_xspace": (9, _BOOL),
+    },
+    "ProfileResponse": {"xspace": (8, _BYTES)},
+    "TerminateRequest": {"session_id": (1, _STRING)},
+}
 # A recording grows with every operation: a minute of small steps is some 100 MB on a ps.
 MAX_SECONDS = 60.0
 # A task answers within milliseconds, and sends its recording within seconds.
@@ -91,7 +103,7 @@ class Recording:
         """
         import grpc
 
-        request = _field(_ENDED_SESSION, self._session.encode())
+        request = _MESSAGES["TerminateRequest"](session_id=self._session).SerializeToString()
         told = []
         for task, thread in self._threads.items():
             if thread.is_alive():
@@ -156,7 +168,7 @@ class Recording:
             answer.reason = "it did not send its recording"
         else:
             answer.asked = Asked(begin, time.time_ns())
-            answer.content = _content_of(response)
+            answer.content = _MESSAGES["ProfileResponse"].FromString(response).xspace or None
             answer.reason = "it records for another process, or cannot record"
         answer.is_reached = True
         channel.close()
@@ -172,54 +184,24 @@ def _profile_request(session: str, host: str) -> bytes:
         include_dataset_ops=True,
         duration_ms=duration_ms,
     )
-    return b"".join(
-        [
-            _field(_DURATION, duration_ms),
-            _field(_OPTIONS, options.SerializeToString()),
-            _field(_SESSION, session.encode()),
-            _field(_HOST, host.encode()),
-            _field(_EMIT, 1),
-        ]
-    )
+    request: bytes = _MESSAGES["ProfileRequest"](
+        duration_ms=duration_ms,
+        opts=options.SerializeToString(),
+        session_id=session,
+        host_name=host,
+        emit_xspace=True,
+    ).SerializeToString()
+    return request
 
 
-def _field(number: int, value: int | bytes) -> bytes:
-    """Return one field of a message in the format of protocol buffers."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
+def _messages() -> dict[str, Any]:
+    """Return the class of each message in `_FIELDS`."""
+    file = descriptor_pb2.FileDescriptorProto(name="kerasps/profiler_service.proto")
+    for name, fields in _FIELDS.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            message.field.add(name=field, number=number, type=kind, label=1)
+    return dict(message_factory.GetMessages([file]))
 
 
-def _varint(value: int) -> bytes:
-    written = bytearray()
-    while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
-
-
-def _content_of(response: bytes) -> bytes | None:
-    """Return the `XSpace` in a `ProfileResponse`; None if it is missing or empty."""
-    position = 0
-    while position < len(response):
-        tag, position = _read_varint(response, position)
-        if tag & 7 == 0:
-            _, position = _read_varint(response, position)
-            continue
-        size, position = _read_varint(response, position)
-        if tag >> 3 == _SPACE:
-            return response[position : position + size] or None
-        position += size
-    return None
-
-
-def _read_varint(content: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = content[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
+_MESSAGES = _messages()
