@@ -173,7 +173,7 @@ class SidecarEvaluator:
             newest = newest_checkpoint(self._directory)
             waited = time.monotonic() - waiting_since
             is_new = newest is not None and newest.is_newer_than(last)
-            if newest is not None and is_new and (is_over or self._is_due()):
+            if newest is not None and is_new:
                 if reader.read(newest):
                     evaluations.append(
                         self._evaluate(newest, reader.iterations, len(evaluations) + 1)
@@ -201,10 +201,6 @@ class SidecarEvaluator:
                     f"{self._directory}"
                 )
             time.sleep(POLL_INTERVAL_S)
-
-    def _is_due(self) -> bool:
-        """Return whether a new checkpoint may be evaluated now."""
-        return True
 
     def _evaluate(
         self, checkpoint: WatchedCheckpoint, iterations: int | None, number: int

@@ -56,11 +56,7 @@ class TrainingEndMarker(keras.callbacks.Callback):
 
 
 class TrainingEnd:
-    """Detects the end of the training, for an evaluator.
-
-    Args:
-        checkpoint_dir: the directory in which a `TrainingEndMarker` writes its file.
-    """
+    """Detects the end of the training, for an evaluator."""
 
     def __init__(self, checkpoint_dir: Path) -> None:
         self._marker = checkpoint_dir / MARKER

@@ -7,9 +7,8 @@ depend on strategies: they also work in plain Keras.
 
 from __future__ import annotations
 
-from kerasps.metrics.calibration import Calibration
+from kerasps.metrics.clicks import Calibration, NormalizedEntropy
 from kerasps.metrics.grouped_auc import GroupedAUC
-from kerasps.metrics.normalized_entropy import NormalizedEntropy
 
 __all__ = ["Calibration", "GroupedAUC", "NormalizedEntropy"]
 

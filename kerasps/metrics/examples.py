@@ -57,11 +57,7 @@ def squeezed(tensor: tf.Tensor) -> tf.Tensor:
 def check_shapes(
     name: str, argument: str, tensor: tf.Tensor, predictions: tf.Tensor, broadcasts: bool = False
 ) -> None:
-    """Check that `tensor` has a value for each prediction; unknown sizes match any size.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that `tensor` has a value for each prediction; unknown sizes match any size."""
     fits = len(tensor.shape) == len(predictions.shape) and all(
         None in (size, expected) or size == expected or (broadcasts and size == 1)
         for size, expected in zip(tensor.shape, predictions.shape, strict=True)

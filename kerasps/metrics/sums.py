@@ -8,8 +8,6 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from kerasps.metrics.examples import as_examples
-
 _DTYPES = ("float32", "float64")
 
 
@@ -41,39 +39,9 @@ class SumsMetric(keras.metrics.Metric):
         """
         return ops.cast(ops.cast(values, "float32"), self.dtype)
 
-    def _add(self, state: keras.Variable, values: tf.Tensor) -> None:
-        """Add the sum of `values`."""
-        state.assign_add(ops.sum(self._terms(values)))
-
-
-class PredictionsMetric(SumsMetric):
-    """Base of metrics of labels, predictions and weights alone."""
-
-    def update_state(
-        self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None
-    ) -> None:
-        """Add a batch.
-
-        Args:
-            y_true: labels from 0 to 1, of shape `(n,)` or `(n, 1)`, or of the shape of `y_pred`.
-            y_pred: predictions, likewise.
-            sample_weight: a weight for each example. Default None: 1 for each.
-
-        Raises:
-            ValueError: the shapes do not match.
-        """
-        self._add_examples(*as_examples(self.name, y_true, y_pred, sample_weight))
-
-    def _add_examples(self, labels: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        raise NotImplementedError
-
 
 def check_bool(argument: str, value: object) -> bool:
-    """Return an argument that is True or False.
-
-    Raises:
-        TypeError: it is neither.
-    """
+    """Return an argument that is True or False."""
     if not isinstance(value, bool):
         raise TypeError(
             f"Argument `{argument}` is not a bool. Expected: True or False. Received: "

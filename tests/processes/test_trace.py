@@ -32,7 +32,9 @@ def test_a_worker_that_is_lost_meanwhile_is_said_to_be_missing(tmp_path):
 def test_the_command_traces_a_training_that_runs(tmp_path):
     report = run_and_report(SCRIPT, "attached", tmp_path)
     assert report["code"] == 0
-    assert all(line.startswith("kerasps trace: ") for line in report["err"].splitlines())
+    said = [line for line in report["err"].splitlines() if line.startswith("kerasps trace: ")]
+    assert said[0].endswith("tasks record for 1 s.")
+    assert said[1].startswith("kerasps trace: waiting for the recordings")
     match = re.fullmatch(r"Trace of (\d+) steps: (.*\.json\.gz)\. Worker \d .*%.*\n", report["out"])
     assert match, report["out"]
     assert int(match[1]) > 10

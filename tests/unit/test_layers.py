@@ -100,10 +100,10 @@ LINES = {
     "training": 7390,
     "saving": 1890,
     "hooks": 1390,
-    "metrics": 540,
+    "metrics": 530,
     "evaluator": 1050,
     "worker_driven": 1990,
-    "tools": 7970,
+    "tools": 7700,
     "root": 3230,
     "tests": 51960,
 }

@@ -90,11 +90,7 @@ The exit code is 1 if TF_CONFIG is set and wrong, else 0."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the `kerasps` command.
-
-    Returns:
-        The exit code.
-    """
+    """Run the `kerasps` command."""
     parser = _parser()
     args, others = parser.parse_known_args(argv)
     if others:

@@ -14,12 +14,7 @@ Samples = Iterator[tuple[tuple[str, ...], Any]]
 
 @dataclass(frozen=True)
 class Subject:
-    """The records of a status that a metric has a sample for.
-
-    Attributes:
-        labels: the names of the labels.
-        records: yields pairs of the labels' values and a record.
-    """
+    """The records of a status that a metric has a sample for."""
 
     labels: tuple[str, ...]
     records: Callable[[RunStatus], Samples]
@@ -33,7 +28,6 @@ class Metric:
         name: its name, which ends in `_total` for a counter.
         subject: the records that it is about.
         value: returns its value for a record; None for no sample.
-        text: its description.
     """
 
     name: str

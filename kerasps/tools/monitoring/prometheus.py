@@ -48,7 +48,6 @@ class Endpoint:
     nobody can change anything.
 
     Args:
-        port: the port; 0 for a free one.
         read: returns the status, for `/metrics`.
         describe: returns the content of `/status`, for JSON.
 

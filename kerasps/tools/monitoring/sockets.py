@@ -158,12 +158,7 @@ class StatusSocket:
 
 @dataclass(frozen=True)
 class RunningProcess:
-    """A process with a strategy, and its reply.
-
-    Attributes:
-        pid: its process id.
-        reply: its reply.
-    """
+    """A process with a strategy, and its reply."""
 
     pid: int
     reply: dict[str, Any]

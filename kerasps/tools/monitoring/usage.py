@@ -101,7 +101,6 @@ def _listening(
 
     Args:
         source: `psutil` for all processes, or one `psutil.Process`.
-        addresses: the `"host:port"` of each.
     """
     places: dict[tuple[str, int], str] = {}
     for address in addresses:

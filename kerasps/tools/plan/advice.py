@@ -33,10 +33,6 @@ def advice_for(
     """Return advice on the training.
 
     Args:
-        plan: the plan.
-        is_split: whether the strategy has a partitioner.
-        is_16_bits: whether the strategy has a `wire_dtype`.
-        overlaps: whether steps overlap.
         memory: a machine's memory in bytes. Default: that of this machine.
     """
     memory = memory_of_machine() if memory is None else memory

@@ -47,12 +47,7 @@ DRY_RUN = DryRun()
 
 
 class HereInstead:
-    """The device context of a missing task, in which operations run in this process.
-
-    Args:
-        device: the device of the ps that the operations are for; None for no ps.
-        context: TensorFlow's context of a device of this process.
-    """
+    """The device context of a missing task, in which operations run in this process."""
 
     def __init__(
         self, device: str | None, context: contextlib.AbstractContextManager[object]

@@ -22,10 +22,6 @@ class FirstStep:
     """The first step that a script is about to run.
 
     Attributes:
-        host: the host of its strategy.
-        model: the model.
-        mode: the kind of the step.
-        function: the traced step.
         data: the data, or the batches of a method on one batch.
     """
 

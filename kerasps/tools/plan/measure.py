@@ -35,13 +35,7 @@ _ID_BYTES = 4
 
 
 def plan_of(first: FirstStep, script: str, sample_batches: int) -> Plan:
-    """Return the plan of a script that is about to run its first step.
-
-    Args:
-        first: the step.
-        script: the script's path.
-        sample_batches: the most batches of the data to read.
-    """
+    """Return the plan of a script that is about to run its first step."""
     gc.collect()  # otherwise garbage of the trace counts as held
     plan = first.function.plans.trace.plan
     sample = take_sample(first.data, plan, sample_batches)
@@ -65,13 +59,7 @@ def plan_of(first: FirstStep, script: str, sample_batches: int) -> Plan:
 
 
 class _Measured:
-    """Measures a step.
-
-    Args:
-        first: the step.
-        plan: its plan.
-        sample: the lookups of some batches.
-    """
+    """Measures a step."""
 
     def __init__(self, first: FirstStep, plan: StepPlan, sample: Sample) -> None:
         self._first = first

@@ -45,11 +45,6 @@ def plan(
     Call once in a process, before it has a strategy. The process is then a dry run until it ends.
 
     Args:
-        script: the script's path.
-        args: its arguments.
-        num_workers: the workers to plan for.
-        num_ps: the ps to plan for.
-        sample_batches: the most batches of its data to read; 0 reads none.
         as_json: whether to print only JSON on stdout; the script's stdout then goes to stderr.
 
     Returns:

@@ -29,12 +29,9 @@ class Sample:
     """The rows that some batches look up.
 
     Attributes:
-        num_batches: the number of batches.
-        num_bytes: their bytes.
         rows: for each shard of `StepPlan.table_shards`, the rows that all batches read; NaN if that
             depends on more than the batch.
         ids: for each shard, the ids that the batches look up in its whole table.
-        unknown: the reason why some number is not known.
     """
 
     num_batches: int = 0
@@ -55,8 +52,6 @@ def take_sample(
 
     Args:
         data: the data of the script, or batches. It is also read if it can be read only once.
-        plan: the step.
-        limit: the most batches.
         seconds: the time limit. The batches that were read until then count.
     """
     number = len(plan.table_shards)
@@ -94,12 +89,7 @@ def _why_unknown(sample: Sample, reader: _Reader, seconds: float) -> str | None:
 class _Reader:
     """Reads batches in a thread, which may never return.
 
-    Args:
-        batches: returns an iterator of batches.
-        limit: the most batches.
-
     Attributes:
-        error: the error that ended the reading; None if it did not fail.
         is_over: whether `limit` batches, or all batches, were read.
     """
 

@@ -15,12 +15,7 @@ MAX_VARIABLES = 20
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Print a plan.
-
-    Args:
-        plan: the plan.
-        console: the console to print on.
-    """
+    """Print a plan."""
     optimizer = f", {plan.optimizer}" if plan.optimizer else ""
     console.print(
         f"{plan.script}: {plan.method} of model '{plan.model}'{optimizer}, on {plan.num_workers} "

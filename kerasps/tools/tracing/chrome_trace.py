@@ -72,11 +72,7 @@ class ChromeTrace:
         self._events.append({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args})
 
     def write(self, path: Path, about: Mapping[str, object]) -> None:
-        """Write the file, compressed if its name ends in `.gz`.
-
-        Args:
-            about: further content about the trace.
-        """
+        """Write the file, compressed if its name ends in `.gz`."""
         content = json.dumps(
             {"displayTimeUnit": "ms", "traceEvents": self._events, "otherData": about}
         ).encode()
@@ -101,7 +97,6 @@ def write_trace(
     """Write the events of the tasks for some steps.
 
     Args:
-        missing: the reason for each task without events.
         moves: the nanoseconds by which the clock of each task was moved.
     """
     begins = [step.waited_from for step in steps]

@@ -60,15 +60,13 @@ def moved(events: TaskEvents, by: float) -> TaskEvents:
     """Return events on a clock that is ahead by this many nanoseconds."""
     if not by:
         return events
-    return TaskEvents(
+    return replace(
+        events,
         begin=None if events.begin is None else events.begin + by,
         end=None if events.end is None else events.end + by,
         operations=[_moved(operation, by) for operation in events.operations],
         waits=[_moved(wait, by) for wait in events.waits],
-        begun=events.begun,
-        callers=events.callers,
         calls=[(name, begin + by, end + by) for name, begin, end in events.calls],
-        has_gpu=events.has_gpu,
     )
 
 
@@ -78,9 +76,8 @@ def _moved(operation: Operation, by: float) -> Operation:
 
 def _move(least: float, most: float) -> float:
     """Return the move of a clock, given its bounds."""
-    if least <= 0 <= most:
-        return 0.0
-    if least > most:  # bounds that contradict each other: a clock was set meanwhile
+    # Bounds that contradict each other say that a clock was set meanwhile.
+    if least <= 0 <= most or least > most:
         return 0.0
     known = [bound for bound in (least, most) if abs(bound) != float("inf")]
     return sum(known) / len(known)

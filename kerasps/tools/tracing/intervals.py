@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 Interval = tuple[float, float]
@@ -34,20 +35,8 @@ def both(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval]:
 
 def without(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval]:
     """Return the points of `one` that are not in `other`."""
-    others = list(other)
-    left, start = [], 0
-    for begin, end in one:
-        while start < len(others) and others[start][1] <= begin:
-            start += 1
-        for index in range(start, len(others)):
-            if others[index][0] >= end:
-                break
-            if others[index][0] > begin:
-                left.append((begin, others[index][0]))
-            begin = max(begin, others[index][1])
-        if begin < end:
-            left.append((begin, end))
-    return left
+    edges = [float("-inf"), *itertools.chain.from_iterable(other), float("inf")]
+    return both(one, zip(edges[::2], edges[1::2], strict=True))
 
 
 def length(intervals: Iterable[Interval]) -> float:

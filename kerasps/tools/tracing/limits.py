@@ -26,13 +26,7 @@ _WITHOUT_COORDINATOR = "Worker {worker} is between its executions {share:.0%} of
 
 @dataclass(frozen=True)
 class Limits:
-    """The shares of the time of each worker, and what limits the training.
-
-    Attributes:
-        shares: for each worker, the share of each activity; their sum is 1.
-        sentence: what limits the training; empty if the trace holds no step.
-        remedy: a sentence about what to change; empty if none is known.
-    """
+    """The shares of the time of each worker, and what limits the training."""
 
     shares: dict[int, dict[str, float]]
     sentence: str

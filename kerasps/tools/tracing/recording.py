@@ -2,7 +2,8 @@
 
 Every server of TensorFlow offers a `ProfilerService`: workers, ps and coordinator alike. It records
 from a request until a second one stops it, or for a minute. It returns the files of TensorFlow's
-profiler, and writes nothing on the machines of the tasks.
+profiler, and writes nothing on the machines of the tasks. TensorFlow's client of this service
+cannot stop early (docs/decisions/0047).
 """
 
 from __future__ import annotations
@@ -61,11 +62,7 @@ class _Answer:
 
 
 class Recording:
-    """Records the events of a cluster's tasks, from `start` to `stop`.
-
-    Args:
-        session: a unique name for the recording.
-    """
+    """Records the events of a cluster's tasks, from `start` to `stop`."""
 
     def __init__(self, addresses: Mapping[Task, str], session: str) -> None:
         self._addresses = dict(addresses)

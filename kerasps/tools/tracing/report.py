@@ -49,11 +49,7 @@ class Report:
 
 
 def _chosen(steps: list[WorkerStep], num_steps: int | None) -> list[WorkerStep]:
-    """Return consecutive steps, if possible from the first point at which all workers have some.
-
-    Args:
-        num_steps: the number of steps to return; None for all.
-    """
+    """Return consecutive steps, if possible from the first point at which all workers have some."""
     if num_steps is None or len(steps) <= num_steps:
         return steps
     firsts: dict[int, int] = {}

@@ -51,8 +51,6 @@ class WorkerStep:
     """One step on a worker. Times are in nanoseconds.
 
     Attributes:
-        worker: the index of the worker.
-        key: the step.
         pull: from the first read of a value on a ps until the last value arrived.
         compute: from the first operation of the model that may need the batch to the last one.
         push: from the end of the computation, or from the first gradient that was sent before that,
@@ -62,7 +60,6 @@ class WorkerStep:
             execution have arrived, so its time is that of all batches.
         waited_from: the time when the worker was free for it, at the end of its earlier work.
         execution: the time of the execution that it belongs to.
-        on_ps: the times of each ps for it.
         arrivals: when each value that it pulled arrived.
     """
 
@@ -166,11 +163,7 @@ def _steps_of_worker(
 
 
 class _Execution:
-    """The steps of one execution on a worker.
-
-    Args:
-        has_gpu: whether the worker computes on a GPU, which may still run after an operation ends.
-    """
+    """The steps of one execution on a worker."""
 
     def __init__(
         self,

@@ -62,11 +62,8 @@ class Operation:
     """An operation of an execution, or the time in which one waits.
 
     Attributes:
-        name: its name in the graph.
         kind: its type, such as `"MutexLock"`.
         begin: the time of its begin, in nanoseconds on the clock of its task.
-        end: the time of its end.
-        execution: the id of the execution.
     """
 
     name: str
@@ -119,12 +116,7 @@ class TaskEvents:
 
 
 class _Reader:
-    """Reads the events of the threads of a task.
-
-    Args:
-        origin: the zero of its times, in nanoseconds.
-        events: receives the events.
-    """
+    """Reads the events of the threads of a task."""
 
     def __init__(self, plane: _Plane, origin: float, events: TaskEvents) -> None:
         self._plane = plane

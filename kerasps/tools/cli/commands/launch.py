@@ -44,11 +44,6 @@ def launch(
     Args:
         mode: `"coordinator"` (default) runs the command once, as the coordinator; `"worker"` runs
             it as each worker, without a coordinator.
-        log_dir: the directory for log files. None (default) takes a temporary one.
-        start_timeout: the time limit in seconds for all processes to be ready. Default 60.
-        max_restarts: the number of restarts within an hour of each worker, and of the whole run
-            because of each ps and of the command. Default 3.
-        evaluator_timeout: the seconds for the last evaluation after the command. Default 600.
 
     Returns:
         The exit code of the command, or 128 + N if signal N ended it; 1 if it was 0 and the

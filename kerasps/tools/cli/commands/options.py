@@ -44,13 +44,7 @@ def add_command(
     epilog: str | None = None,
     runs_script: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add a command, and return its parser, which the parsed arguments have as `parser`.
-
-    Args:
-        summary: its line in the list of commands.
-        description: the text of its help before the options.
-        runs_script: whether a script and its arguments follow the options.
-    """
+    """Add a command, and return its parser, which the parsed arguments have as `parser`."""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,

@@ -57,11 +57,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan of a script.
-
-    Returns:
-        The exit code.
-    """
+    """Print the plan of a script."""
     parser: argparse.ArgumentParser = args.parser
     num_workers, num_ps = numbers(parser, args)
     check_script(parser, args.script, args.args)

@@ -43,11 +43,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show a run.
-
-    Returns:
-        The exit code.
-    """
+    """Show a run."""
     from kerasps.tools.cli.live.top_live import show
 
     return show(args.target, once=args.once, as_json=args.json, interval_s=args.interval)

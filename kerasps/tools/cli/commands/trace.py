@@ -44,11 +44,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trace a training.
-
-    Returns:
-        The exit code.
-    """
+    """Trace a training."""
     from kerasps.tools.cli.live.trace_running import trace_running
 
     return trace_running(args.log_dir, args.seconds, args.pid)

@@ -21,7 +21,6 @@ def chosen_run(
 
     Args:
         command: the command that asks, such as `"kerasps top"`.
-        pid: the process. None: the only run.
         advice: more advice for the error if there is no run. Default: nothing.
         one_of_cluster: whether the processes that drive one cluster's workers count as one run.
 

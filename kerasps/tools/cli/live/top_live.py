@@ -42,10 +42,6 @@ def show(target: str | None, *, once: bool, as_json: bool, interval_s: float) ->
         target: the process id, or the `"host:port"` of a `ClusterMonitor`. None: the only run of
             this user on this machine.
         once: whether to show it once. This also holds if the output is not a terminal.
-        as_json: whether to print one status as JSON.
-
-    Returns:
-        The exit code.
 
     Raises:
         KeraspsError: there is no such run, or there are several.

@@ -22,9 +22,6 @@ def trace_running(log_dir: str, seconds: float, pid: int | None) -> int:
         pid: the process of the training's script on this machine. None takes the cluster in
             TF_CONFIG, else that of the only training on this machine.
 
-    Returns:
-        The exit code.
-
     Raises:
         ClusterConfigError: the time is too long.
         RunNotFoundError: there is no training, or more than one.

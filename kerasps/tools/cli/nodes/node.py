@@ -59,10 +59,7 @@ class NodeOptions:
 
     Args:
         mode: `"coordinator"` or `"worker"`: the process that drives the steps.
-        bind: the address to listen on; None for that of the task's entry.
         start_timeout: the seconds to wait for other tasks, and for names.
-        max_restarts: the number of restarts of the script within an hour.
-        evaluator_timeout: the seconds that an evaluator has after the training.
     """
 
     mode: str = "coordinator"

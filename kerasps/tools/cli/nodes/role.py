@@ -50,10 +50,6 @@ class RoleOptions:
     """The options of the command line about the roles of nodes.
 
     Args:
-        role: the type of this task; None if no option gives it.
-        index: its index; None if no option gives it.
-        hosts: the tasks' hosts as text; None if no option gives them.
-        sizes: the numbers of tasks, and the port.
         needs_chief: whether a chief must be listed, as for `read_tf_config`.
     """
 

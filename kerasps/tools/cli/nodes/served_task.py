@@ -50,10 +50,6 @@ def serve_task(
     """Serve a task until a signal, or until the end that `until` watches for.
 
     Args:
-        name: the command, for its output.
-        bind: the address to listen on; None for that of the task's entry.
-        mode: the process that drives the steps: `"coordinator"` or `"worker"`.
-        until: tells when to end; None for never.
         restarts: whether the task restarts when the coordinator has ended; else it ends.
         signal_sets_code: as for `cluster.server.serve`.
     """
@@ -121,8 +117,6 @@ def end_of_run(
     """Return a watch that ends a served task with its run.
 
     Args:
-        name: the command, for its output.
-        chief: the `"host:port"` of the chief.
         timeout_s: the task ends if no process listens at `chief` for this many seconds.
     """
     watch = RunEndWatch(

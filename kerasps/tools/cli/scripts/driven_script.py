@@ -20,9 +20,6 @@ class DrivenScript:
     """The script of a worker that drives its own steps; the constructor starts it.
 
     It restarts a script that a signal ends.
-
-    Args:
-        max_restarts: the number of restarts within an hour.
     """
 
     def __init__(
@@ -47,7 +44,6 @@ class DrivenScript:
 
         Args:
             received: the signals that this process has received, in order; the list grows.
-            watch: tells when the run has ended; None on the chief, which announces it.
         """
         signals = Signals(received)
         while True:

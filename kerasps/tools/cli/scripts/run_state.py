@@ -159,11 +159,7 @@ class RunState:
         self._start_at: float | None = None
 
     def handle(self, event: Event, now: float) -> Iterator[Command]:
-        """Record an event, and yield the commands to carry out.
-
-        Args:
-            now: the time in seconds; it never decreases.
-        """
+        """Record an event, and yield the commands to carry out. `now` never decreases."""
         if isinstance(event, PSDied):
             yield from self._ps_died(event, now)
         elif isinstance(event, WorkerDied):

@@ -44,9 +44,6 @@ class ScriptForks:
 
         Call when the script has ended. They cannot reach the cluster, and no process waits for the
         data that they load.
-
-        Args:
-            address: the IP address of the script's server; None for all addresses.
         """
         ended: list[int] = []
         for _ in range(_ROUNDS):

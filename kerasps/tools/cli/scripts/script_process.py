@@ -88,7 +88,6 @@ def idle_tasks(
     """Return a sentence if a script that succeeded has not used the cluster, else None.
 
     Args:
-        strategies: where it has made strategies (`ScriptProcess.strategies`).
         driven: True if each worker runs the script. Default False.
     """
     if "connected" in strategies:

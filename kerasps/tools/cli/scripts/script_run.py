@@ -45,11 +45,7 @@ _POLL_INTERVAL_S = 0.05
 def script_environment(
     description: ClusterDescription, variables: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of a script that is a task of a cluster.
-
-    Args:
-        description: the cluster, as that task sees it.
-    """
+    """Return the environment of a script that is a task of a cluster."""
     env = child_environment(variables)
     env["TF_CONFIG"] = json.dumps(description.as_tf_config())
     # TF_CONFIG lists a chief already.
@@ -64,10 +60,6 @@ class ScriptRun:
     """Carries out the decisions of a `RunState`: starts the script, ends it, and restarts the run.
 
     This class does not touch the tasks. A subclass may end and start them.
-
-    Args:
-        name: the name of the command, for its output.
-        variables: environment variables of the script, besides those of this process.
     """
 
     def __init__(

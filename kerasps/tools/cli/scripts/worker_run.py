@@ -36,9 +36,6 @@ class WorkerRun:
     """Runs a command as each worker, and restarts a worker that a signal has ended.
 
     Worker 0 is the chief, and uses the terminal. The others write to log files.
-
-    Args:
-        max_restarts: the number of restarts of each worker within an hour.
     """
 
     def __init__(self, command: Sequence[str], cluster: LocalPS, max_restarts: int) -> None:
