@@ -22,9 +22,9 @@ from kerasps.variables.placing.placing import Extended
 class BaseHost(MonitoredHost):
     """Connects a strategy to its cluster, and is its `Host` for training, steps and the status.
 
-    Contract: call `connect`, `make_extended`, `begin`, and then `leave` or `close`, each once and
-    in this order. A host that was never connected needs no `leave`. `make_extended` sets `strategy`
-    and `extended`, and `begin` the meters.
+    Contract: call `connect`, `make_extended`, `begin`, and then `leave_cluster` or `close`, each
+    once and in this order. A host that was never connected needs no `leave_cluster`.
+    `make_extended` sets `strategy` and `extended`, and `begin` the meters.
 
     Args:
         description: the cluster, as users see it.
@@ -83,7 +83,7 @@ class BaseHost(MonitoredHost):
         self.staleness_meter = StalenessMeter(self.extended.fences)
 
     @abc.abstractmethod
-    def leave(self) -> None:
+    def leave_cluster(self) -> None:
         """Leave the cluster, since this process ends."""
 
     def note_closing(self) -> None:

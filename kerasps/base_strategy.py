@@ -199,7 +199,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             return
         self._has_left = True
         if closed_by is None:
-            self._host.leave()
+            self._host.leave_cluster()
         else:
             self._host.close(functools.partial(self._disconnect, closed_by))
 

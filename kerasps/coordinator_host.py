@@ -111,7 +111,7 @@ class CoordinatorHost(BaseHost, HostOfWorkers):
         workers = self._cluster_resolver.cluster_spec().as_dict().get("worker", {})
         return dict(workers) if isinstance(workers, dict) else dict(enumerate(workers))
 
-    def leave(self) -> None:
+    def leave_cluster(self) -> None:
         """Stop watching the tasks, since this process ends."""
         self.membership.stop()
         wait_for_calls(_CALLS_S)

@@ -110,7 +110,7 @@ def serve(
     watches = [watch for watch in (until, coordinator) if watch is not None]
     over = _wait_for_the_end(woken, parent if watch_parent else None, watches)
     if _LEAVING.is_set():
-        leaving.leave(port)
+        leaving.wait_until_free(port)
         _exit(128 + signal.SIGTERM if signal_sets_code else 0)
     if over is not None and over is coordinator and on_coordinator_gone is not None:
         _exit(on_coordinator_gone(port))

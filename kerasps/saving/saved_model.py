@@ -65,7 +65,7 @@ class Export:
     def source(self, variable: ParameterServerVariable) -> tf.Tensor:
         return self.read(variable).handle
 
-    def take(
+    def read_rows(
         self, variable: ParameterServerVariable, ids: tf.Tensor, *, from_end: bool
     ) -> tf.Tensor:
         ids = from_start(ids, variable.shape[0]) if from_end else ids

@@ -100,7 +100,7 @@ class SharedSum:
             self._add = tf.function(
                 lambda values: changed(lambda before: joined(before, values))[1], autograph=False
             ).get_concrete_function(spec)
-            self._take = tf.function(
+            self._read_and_reset = tf.function(
                 lambda: changed(lambda _: start())[0], autograph=False
             ).get_concrete_function()
 
@@ -109,7 +109,7 @@ class SharedSum:
         with naming_lost_ps, tf.device(self._device):
             return np.asarray(fetch([self._add(tf.constant(values, tf.float64))])[0])
 
-    def take(self) -> np.ndarray:
+    def read_and_reset(self) -> np.ndarray:
         """Return the numbers, and start them anew."""
         with naming_lost_ps, tf.device(self._device):
-            return np.asarray(fetch([self._take()])[0])
+            return np.asarray(fetch([self._read_and_reset()])[0])

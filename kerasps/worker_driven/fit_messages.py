@@ -57,7 +57,7 @@ class FitMessages:
         if not self._run.is_chief:
             self._send_sums()
             return
-        steps, metrics = self._states.unpacked(self._sum.take())
+        steps, metrics = self._states.unpacked(self._sum.read_and_reset())
         if steps:
             totals.add(ExecutionResult(steps, metrics, [], totals.last_logs, []))
 

@@ -113,7 +113,7 @@ class WorkerHost(BaseHost):
         self._began = time.monotonic()
         self._run.open(self.extended.mutex)
 
-    def leave(self) -> None:
+    def leave_cluster(self) -> None:
         """End the run if this process is its chief and did not fail."""
         # A chief that failed is started again, and continues the run. Python keeps the error that
         # ended the process in `sys.last_value`.
@@ -122,7 +122,7 @@ class WorkerHost(BaseHost):
 
     def close(self, disconnect: Callable[[], None]) -> None:
         """Leave the run and disconnect, when the cluster is closed."""
-        self.leave()
+        self.leave_cluster()
         disconnect()
 
     def hangs(self, ps: int) -> bool:

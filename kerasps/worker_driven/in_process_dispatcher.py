@@ -96,7 +96,7 @@ class InProcessDispatcher:
     def send(self, execution: Execution) -> None:
         self._queue.append(execution)
 
-    def settle(self, *, all_asked: bool) -> bool:
+    def finish_if_done(self, *, all_asked: bool) -> bool:
         del all_asked  # no other worker waits for this one
         return not self._queue or self._is_exhausted
 
@@ -141,7 +141,7 @@ class InProcessDispatcher:
         """Return how many steps of an execution to do, or to try if the data may end."""
         num_steps = 0 if self._left == 0 else execution.num_steps
         if self._budget is not None and num_steps:
-            num_steps = self._budget.take(num_steps)
+            num_steps = self._budget.reserve(num_steps)
         return num_steps
 
     def _done(self, execution: Execution, num_steps: int, dataset: OpenDataset) -> ExecutionResult:

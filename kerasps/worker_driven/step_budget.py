@@ -33,7 +33,7 @@ class StepBudget:
         self._longest_s = 0.0
         self._taken_at = time.monotonic()
 
-    def take(self, wanted: int) -> int:
+    def reserve(self, wanted: int) -> int:
         """Return how many of `wanted` steps to do; return 0 and stop `fit` if all are given out.
 
         The chief gets 0 only when all are done. It does the steps of lost workers.

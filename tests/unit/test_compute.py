@@ -42,7 +42,7 @@ class Traced:
             self.inventory.add_optimizers(optimizers)
             self._function = self._trace(body)
             self.phase.settle_reads()
-            self.inventory.settle(self.phase.whole, self.phase.lookups)
+            self.inventory.settle_reads(self.phase.whole, self.phase.lookups)
             if not self.inventory.grew:
                 return
         raise AssertionError("The traces never settle.")

@@ -174,7 +174,7 @@ def test_a_part_that_is_read_to_its_end_may_end_where_another_begins():
     [
         (Bounded(4), lambda bounded: bounded.give(0, 1), "miscounted"),
         (Bounded(4), lambda bounded: setattr(bounded, "_max_ahead", 1), "too far ahead"),
-        (Synchronous(), lambda joints: joints.leave(0), "no update waits for worker 0"),
+        (Synchronous(), lambda joints: joints.stop_waiting_for(0), "no update waits for worker 0"),
         (Synchronous(), lambda joints: joints.begin([0]), "expected"),
     ],
     ids=["miscounts", "allows too much", "leaves with steps", "expects who is there"],

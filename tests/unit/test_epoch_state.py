@@ -178,7 +178,7 @@ def test_a_worker_that_was_lost_before_leaves_its_split_to_others():
     state = new_state(2, lost=[1])
     state.handle(SessionBegan(0, False))
     state.handle(SplitOpened(0, 0))
-    assert state.splits.take(0) is None  # the one that was released is taken
+    assert state.splits.assign_to(0) is None  # the one that was released is taken
     assert state.handle(SplitOpened(0, 0))[-1] == Report()
     assert state.workers.is_exhausted
 

@@ -41,7 +41,9 @@ def test_who_does_not_answer_for_the_limit_hangs_and_comes_back(presence, answer
     assert not presence.back
     assert hear(presence, 13.0) == []
     assert presence.back == {WORKER: "host0:1"}
-    assert statuses(presence.take([WORKER], 14.0)) == [(WORKER, Status.HUNG, Status.CONNECTED)]
+    assert statuses(presence.mark_connected([WORKER], 14.0)) == [
+        (WORKER, Status.HUNG, Status.CONNECTED)
+    ]
     assert presence.generation(WORKER) == 1
     assert presence.connected.keys() == ADDRESSES.keys()
     assert hear(presence, 15.0, worker=answer) == []  # a new silence is counted anew
@@ -117,7 +119,7 @@ def test_a_lost_worker_is_taken_back_when_it_answers_whatever_others_do(presence
     assert not presence.back  # calls that are on their way end first
     hear(presence, 2.0, worker=Answer.REFUSES)
     assert presence.back.keys() == {OTHER}
-    presence.take([OTHER], 2.1)
+    presence.mark_connected([OTHER], 2.1)
     assert presence.of("worker", Status.CONNECTED) == [1]
     assert presence.has_absent_tasks
     hear(presence, 3.0)
@@ -132,8 +134,10 @@ def test_others_do_not_wait_for_a_worker_that_is_silent(presence):
 
 
 def test_a_worker_that_leaves_is_given_up_when_it_holds_nothing(presence):
-    assert statuses(presence.leave(WORKER, 1.0)) == [(WORKER, Status.CONNECTED, Status.LEAVING)]
-    assert presence.leave(WORKER, 1.1) == []
+    assert statuses(presence.begin_leaving(WORKER, 1.0)) == [
+        (WORKER, Status.CONNECTED, Status.LEAVING)
+    ]
+    assert presence.begin_leaving(WORKER, 1.1) == []
     assert WORKER in presence.connected
     assert statuses(presence.left(WORKER, 2.0)) == [(WORKER, Status.LEAVING, Status.LEFT)]
     assert presence.left(WORKER, 2.1) == []
@@ -147,7 +151,7 @@ def test_a_worker_that_leaves_is_given_up_when_it_holds_nothing(presence):
 def test_a_worker_that_leaves_and_cannot_finish_has_left(presence):
     for is_known_to_leave in (True, False):
         if is_known_to_leave:
-            presence.leave(WORKER, 1)
+            presence.begin_leaving(WORKER, 1)
         (noticed,) = presence.give_up_leaving(WORKER, 2, "no connection")
         assert (noticed.status, noticed.reason) == (Status.LEFT, "no connection")
         assert WORKER not in presence.connected
@@ -155,7 +159,7 @@ def test_a_worker_that_leaves_and_cannot_finish_has_left(presence):
         presence.hear({WORKER: Answer.SERVES}, 5)
         presence.tick(5, 1)
         assert WORKER in presence.back
-        presence.take([WORKER], 5)
+        presence.mark_connected([WORKER], 5)
 
 
 def test_a_worker_may_move_and_others_may_join(presence):
@@ -169,7 +173,7 @@ def test_a_worker_may_move_and_others_may_join(presence):
     assert presence.back == {new: "host3:1"}
     presence.tick(2.0, 1.0)
     assert presence.back == {OTHER: "host9:1", new: "host3:1"}
-    presence.take([new], 3.0)
+    presence.mark_connected([new], 3.0)
     assert presence.of("worker", Status.CONNECTED) == [0, 2]
     assert presence.move({WORKER: "host0:1", OTHER: "host9:1", new: "host3:1"}, 4.0) == []
 

@@ -201,7 +201,7 @@ class LocalCluster:
         """
         with self._watch.lock:
             process = self._process(task_type, task_index)
-            self._watch.leave((task_type, task_index))
+            self._watch.stop_watching((task_type, task_index))
             process.kill()
 
     def restart(self, task_type: str, task_index: int) -> None:
@@ -220,7 +220,7 @@ class LocalCluster:
         """
         with self._watch.lock:
             process = self._process(task_type, task_index)
-            self._watch.leave((task_type, task_index))
+            self._watch.stop_watching((task_type, task_index))
             process.kill()
             process.start()
         self._wait_until_ready([process], time.monotonic() + self._start_timeout)
@@ -238,7 +238,7 @@ class LocalCluster:
         with self._watch.lock:
             self.check_open()
             for task, process in self._processes.items():
-                self._watch.leave(task)
+                self._watch.stop_watching(task)
                 process.begin_to_kill()
             for process in self._processes.values():
                 process.kill()
@@ -264,7 +264,7 @@ class LocalCluster:
             workers = (*jobs["worker"], *self._reserve_addresses(1))
             index = len(workers) - 1
             self._description = ClusterDescription({**jobs, "worker": workers}, "chief", 0)
-            self._watch.leave(("worker", index))
+            self._watch.stop_watching(("worker", index))
             process = self._new_process("worker", index)
         self._wait_until_ready([process], time.monotonic() + self._start_timeout)
         self._watch.resume(("worker", index))
@@ -469,7 +469,7 @@ class LocalCluster:
 
     def _start_error(self, process: TaskProcess, what: str) -> TaskStartError:
         with self._watch.lock:
-            self._watch.leave((process.task_type, process.task_index))
+            self._watch.stop_watching((process.task_type, process.task_index))
         self._keep_logs = True
         return TaskStartError(
             f"The process of {process.task_type} {process.task_index} {what}. Expected: a server "

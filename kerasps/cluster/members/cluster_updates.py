@@ -71,5 +71,5 @@ class ClusterUpdates:
         except tf.errors.OpError as exc:
             _LOGGER.debug("TensorFlow did not take workers back.", exc_info=exc)
             return False
-        shared.change(lambda presence, now: presence.take(back, now))
+        shared.change(lambda presence, now: presence.mark_connected(back, now))
         return True

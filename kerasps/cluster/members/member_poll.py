@@ -91,7 +91,7 @@ class MemberPoll:
                 lambda presence, now: presence.lose(task, now, "connection refused")
             )
         elif job == "worker":
-            self._shared.change(lambda presence, now: presence.leave(task, now))
+            self._shared.change(lambda presence, now: presence.begin_leaving(task, now))
 
     def _look_for_moves(self) -> None:
         """Record the current addresses of workers, and new workers."""

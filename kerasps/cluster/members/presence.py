@@ -237,7 +237,7 @@ class Presence:
             return []
         return [self._become(task, Status.LOST, now, reason)]
 
-    def leave(self, task: Task, now: float) -> list[Noticed]:
+    def begin_leaving(self, task: Task, now: float) -> list[Noticed]:
         """Record that a task is about to leave: it finishes its steps, and gets no new ones."""
         if self._tasks[task].status is not Status.CONNECTED:
             return []
@@ -255,7 +255,7 @@ class Presence:
             return []
         return [self._become(task, Status.LEFT, now, reason)]
 
-    def take(self, tasks: Iterable[Task], now: float) -> list[Noticed]:
+    def mark_connected(self, tasks: Iterable[Task], now: float) -> list[Noticed]:
         """Record that TensorFlow has reconnected tasks."""
         noticed = []
         for task in tasks:

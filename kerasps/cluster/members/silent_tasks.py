@@ -28,7 +28,7 @@ def silent_killed(processes: Mapping[Task, TaskProcess], watch: TaskWatch) -> It
         for task, answer in ask_servers(addresses, _ANSWER_S).items():
             if answer is not Answer.SERVES:
                 with watch.lock:
-                    watch.leave(task)
+                    watch.stop_watching(task)
                     processes[task].kill()
 
     is_over = threading.Event()

@@ -116,7 +116,7 @@ class TaskWatch:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_TIMEOUT_S)
 
-    def leave(self, task: Task) -> None:
+    def stop_watching(self, task: Task) -> None:
         """Stop watching a task: its end is neither reported nor a reason to restart it.
 
         Call under `lock`.

@@ -31,7 +31,7 @@ def can_leave() -> bool:
     return os.path.exists(NAME_FILE)
 
 
-def leave(port: int) -> None:
+def wait_until_free(port: int) -> None:
     """Refuse new connections at `port`; return when the process may end.
 
     It may when the coordinator tells it to, when nobody is connected, or after 25 seconds.

@@ -5,8 +5,8 @@ it, an assignment becomes a value of the step, and `optimizer.apply` is recorded
 out (`update_recorder.py`). The outputs are tensors: gradients and new values, which the push phase
 sends to the ps tasks. No code here touches a remote resource.
 
-A variable that is read by rows only, through `take`, is a table. In a step it is the tensor of the
-rows that the step asked for, each once. A gradient with respect to it has a row for each of these.
+A variable that is read by rows only, through `read_rows`, is a table. In a step it is the tensor of
+the rows that the step asked for, each once. A gradient with respect to it has a row for each.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Compute:
             return self._tables[variable].rows
         return self.values.current(variable) if self.values.has(variable) else zeros_of(variable)
 
-    def take(
+    def read_rows(
         self, variable: ParameterServerVariable, ids: tf.Tensor, *, from_end: bool
     ) -> tf.Tensor:
         if _compat.in_symbolic_scope():

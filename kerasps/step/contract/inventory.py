@@ -193,7 +193,7 @@ class Inventory:
             self.replaced.add(variable)
             self.grew = True
 
-    def settle(
+    def settle_reads(
         self,
         whole: Mapping[ParameterServerVariable, str],
         lookups: Mapping[ParameterServerVariable, Sequence[object]],

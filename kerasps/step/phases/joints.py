@@ -294,7 +294,7 @@ class DeviceJoints:
         _, counted = with_stateful(lambda: tf.cond(brings, count, lambda: None))
         with tf.control_dependencies(counted):
             after = member.come(is_due, tf.logical_and(is_due, brings))
-            self._settle(lane, after)
+            self._apply_if_complete(lane, after)
         return tf.where(is_due, message.clock, -1)
 
     def wait(self, number: tf.Tensor) -> None:
@@ -310,7 +310,7 @@ class DeviceJoints:
     def _name(self) -> str:
         return self._table.shared_name
 
-    def _settle(self, lane: tf.Tensor, member: Member) -> tf.Tensor:
+    def _apply_if_complete(self, lane: tf.Tensor, member: Member) -> tf.Tensor:
         """Write `member`; apply the joint first if it is complete. Return the open joint."""
         state = member.state
         is_complete = state.is_complete(self._num_backups)
@@ -333,14 +333,14 @@ class DeviceJoints:
             return tf.identity(written.state.number)
 
     def _admit(self, lane: tf.Tensor) -> tf.Tensor:
-        return self._settle(lane, Member.read(self._table.handle, lane).admitted())
+        return self._apply_if_complete(lane, Member.read(self._table.handle, lane).admitted())
 
     def _excuse(self, lane: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        return self._settle(lane, Member.read(self._table.handle, lane).excused(number))
+        return self._apply_if_complete(lane, Member.read(self._table.handle, lane).excused(number))
 
     def _depart(self, lane: tf.Tensor) -> tf.Tensor:
         member = Member.read(self._table.handle, lane)
-        number, settled = with_stateful(lambda: self._settle(lane, member.departed()))
+        number, settled = with_stateful(lambda: self._apply_if_complete(lane, member.departed()))
         with tf.control_dependencies(settled):
             release(self._name, number - 1, member.state.members)
             return tf.identity(number)
@@ -393,7 +393,7 @@ class Joints:
                         joints.wait_until_passed(before)
                         number = before + 1
 
-    def leave(self, lane: int) -> None:
+    def remove_worker(self, lane: int) -> None:
         """Remove a worker, so that no joint waits for it. May be called again. Thread: any.
 
         Raises:

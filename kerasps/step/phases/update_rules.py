@@ -93,7 +93,7 @@ class UpdateRule:
     def join(self, lane: int) -> None:
         """Make updates wait for the steps of a worker. Call when no step runs there."""
 
-    def leave(self, lane: int) -> None:
+    def stop_waiting_for(self, lane: int) -> None:
         """Stop waiting for the steps of a worker. May be called again."""
 
 
@@ -196,8 +196,8 @@ class Synchronous(UpdateRule):
     def join(self, lane: int) -> None:
         self.joints.join(lane)
 
-    def leave(self, lane: int) -> None:
-        self.joints.leave(lane)
+    def stop_waiting_for(self, lane: int) -> None:
+        self.joints.remove_worker(lane)
 
 
 @dataclass(frozen=True)

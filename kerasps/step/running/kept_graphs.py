@@ -89,10 +89,10 @@ class KeptGraphs:
                 and sum(entry.size for entry in self._kept.values()) > MAX_OPERATIONS_KEPT
             ):
                 self._kept.popitem(last=False)
-        if words.take(kept.texts, built.texts):
+        if words.add(kept.texts, built.texts):
             return kept.step_graph
         # One text would need two translations: one for this graph and one for another.
-        words.take(built.texts, built.texts)
+        words.add(built.texts, built.texts)
         return step_graph
 
 

@@ -71,7 +71,7 @@ class OtherWords:
     def __init__(self) -> None:
         self._words: Mapping[str, str] = {}
 
-    def take(self, theirs: Sequence[str], ours: Sequence[str]) -> bool:
+    def add(self, theirs: Sequence[str], ours: Sequence[str]) -> bool:
         """Add the texts of a graph that is about to be used, and their translations.
 
         Returns:

@@ -219,7 +219,7 @@ class Tracer:
         function, call = self._trace_function(devices)
         phases, returned, phase = call.phases, call.returned[0], call.phases[0]
         phase.settle_reads()
-        inventory.settle(phase.whole, phase.lookups)
+        inventory.settle_reads(phase.whole, phase.lookups)
         for replica in phases[1:]:
             replica.settle_reads()
         graph_def = function.graph.as_graph_def()

@@ -136,7 +136,7 @@ class UpdatePhase:
         value = self.read(variable)
         return value.handle if isinstance(value, tf.Variable) else tf.convert_to_tensor(value)
 
-    def take(
+    def read_rows(
         self, variable: ParameterServerVariable, ids: tf.Tensor, *, from_end: bool
     ) -> tf.Tensor:
         ids = from_start(ids, variable.shape[0]) if from_end else ids

@@ -62,7 +62,7 @@ class PlannedHost(CoordinatorHost):
         self.membership = self.make_membership()
         PlannedHost.num_made += 1
 
-    def leave(self) -> None:
+    def leave_cluster(self) -> None:
         """Do nothing, since there are no tasks."""
 
     def close(self, disconnect: Callable[[], None]) -> None:

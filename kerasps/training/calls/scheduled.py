@@ -237,7 +237,7 @@ class ScheduledCalls:
                     "KERASPS_WORKER_TIMEOUT to wait longer."
                 )
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until all calls are done, if there are any. Call before steps of `fit` begin.
 
         Raises the errors of `ClusterCoordinator.join`.

@@ -16,9 +16,9 @@ class Dispatching(Protocol):
 
     Contract: call `make_sources` before the first epoch of a pass. Then, for each epoch, call
     `hold`, `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after
-    an error. `make_sources` may also follow a `settle` that returned True though executions are in
-    flight: these are done in the new pass. Thread: `fit`'s. `Dispatcher` runs executions on the
-    workers of a coordinator.
+    an error. `make_sources` may also follow a `finish_if_done` that returned True though
+    executions are in flight: these are done in the new pass. Thread: `fit`'s. `Dispatcher` runs
+    executions on the workers of a coordinator.
     """
 
     @property
@@ -74,7 +74,7 @@ class Dispatching(Protocol):
     def send(self, execution: Execution) -> None:
         """Queue an execution for any worker."""
 
-    def settle(self, *, all_asked: bool) -> bool:
+    def finish_if_done(self, *, all_asked: bool) -> bool:
         """Return True if nothing that was sent is pending, so that `wait` would never return.
 
         Args:

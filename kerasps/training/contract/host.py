@@ -42,7 +42,7 @@ class LoopSteps:
 class Calls(Protocol):
     """The functions that users have scheduled."""
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until all have returned, since they change variables as steps do."""
 
 

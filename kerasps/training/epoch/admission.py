@@ -55,7 +55,7 @@ class Admission:
             is_late: whether other workers already have steps, which may wait for it.
         """
 
-    def leave(self, worker: int) -> list[Command]:
+    def stop_waiting_for(self, worker: int) -> list[Command]:
         """Note that no other worker waits for this one; return the commands that tell the ps.
 
         Drop these commands if the worker is lost: nobody can carry them out, and none is needed.
@@ -149,7 +149,7 @@ class Bounded(Admission):
         self._done.pop(worker, None)
         self._given.pop(worker, None)
 
-    def leave(self, worker: int) -> list[Command]:
+    def stop_waiting_for(self, worker: int) -> list[Command]:
         """Remove a worker, so that no other waits for it. The ps need not be told."""
         self.set_idle(worker)
         return []
@@ -234,7 +234,7 @@ class Synchronous(Admission):
         self._given[worker] = min(self._given.values(), default=0)
         self._num_changes += 1
 
-    def leave(self, worker: int) -> list[Command]:
+    def stop_waiting_for(self, worker: int) -> list[Command]:
         """Note that a worker takes no part, and is not about to join."""
         takes_part = worker in self._given
         self._joining.discard(worker)
@@ -246,7 +246,7 @@ class Synchronous(Admission):
 
     def end_session(self, worker: int, *, returns: bool) -> None:
         """Note that a worker takes no part; the others wait for it to join again if it returns."""
-        self.leave(worker)
+        self.stop_waiting_for(worker)
         if returns:
             self._expected.add(worker)
 

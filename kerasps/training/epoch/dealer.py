@@ -57,7 +57,7 @@ class Dealer:
         self._num_due += execution.num_steps
         self._queue.append(execution)
 
-    def settle(self, num_steps: int) -> None:
+    def confirm_steps(self, num_steps: int) -> None:
         """Note that `num_steps` steps were counted, or reported as missing by their worker."""
         self._num_due -= num_steps
 
@@ -141,7 +141,7 @@ class Dealer:
             worker = self._workers[index]
             has_work = bool(self._queue) or not self._all_asked
             if not worker.running and not (has_work and self._has_room(worker)):
-                commands += self._admission.leave(index)
+                commands += self._admission.stop_waiting_for(index)
         return commands
 
     def _num_awaited_before(self, turn: tuple[int, int, int]) -> int:

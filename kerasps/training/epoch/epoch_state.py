@@ -248,7 +248,7 @@ class EpochState:
         self.workers.note_alive(event.worker)
         execution = worker.running.popleft()
         self._admission.finish(event.worker, execution.num_steps)
-        self._dealer.settle(execution.num_steps)
+        self._dealer.confirm_steps(execution.num_steps)
         pushes = worker.count([execution], event.steps)
         missing = execution.num_steps - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
@@ -263,7 +263,7 @@ class EpochState:
         worker = self.workers[event.worker]
         # Where only reading finds the end of the data, steps behind the end have done nothing.
         held = sum(execution.num_steps for execution in worker.uncollected)
-        self._dealer.settle(held)
+        self._dealer.confirm_steps(held)
         missing = held - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
         pushes = worker.count(worker.uncollected, event.steps)
@@ -294,7 +294,7 @@ class EpochState:
                 return []  # its session is alive, or has reported the loss
             case WorkerEnd.LEFT if not worker.is_leaving or worker.status is WorkerStatus.LOST:
                 return []  # `_end_leaving` has noted it
-        leaves = self._admission.leave(index)
+        leaves = self._admission.stop_waiting_for(index)
         self._take_back(index, event.applied)
         self.workers.lose(index)
         # A departing worker can tell the ps itself; closed lanes tell the ps of the others.
@@ -344,7 +344,7 @@ class EpochState:
         if worker.split is None and len(self.splits):
             worker.status = WorkerStatus.DRY
             self.workers.note_alive(index)
-            return [*self._admission.leave(index), Report()]
+            return [*self._admission.stop_waiting_for(index), Report()]
         worker.status = WorkerStatus.OPENING
         return [self.workers.open(index)]
 

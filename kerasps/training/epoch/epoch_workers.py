@@ -151,7 +151,7 @@ class EpochWorkers:
         worker.split = None
         if worker.is_leaving:
             return
-        worker.split = self.splits.take(index)
+        worker.split = self.splits.assign_to(index)
         if worker.split is None and not self.splits.has_untaken_split(index):
             worker.split = self.splits.divide(min_batches)
             if worker.split is None:

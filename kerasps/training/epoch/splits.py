@@ -175,7 +175,7 @@ class SplitLedger:
             worker < self._num_input_splits and self._splits[worker].status is not SplitStatus.TAKEN
         )
 
-    def take(self, worker: int) -> int | None:
+    def assign_to(self, worker: int) -> int | None:
         """Give `worker` a split and return it; None if none is available.
 
         A split with unfinished executions comes first, then the worker's reserved one, then a

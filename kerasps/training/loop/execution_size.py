@@ -62,7 +62,7 @@ class ExecutionSize:
         self._num_workers = num_workers
         self._timing = timing
         self._window: tuple[float, int] | None = None
-        self._settle()
+        self._lengthen()
 
     def begin_epoch(self) -> None:
         """Note that an epoch begins."""
@@ -88,9 +88,9 @@ class ExecutionSize:
             seconds = (at - start) * self._num_workers / max(1, before + steps)
             timing.seconds = min(seconds, timing.seconds)
             self._window = at, 0
-            self._settle()
+            self._lengthen()
 
-    def _settle(self) -> None:
+    def _lengthen(self) -> None:
         timing = self._timing
         if timing.steps >= _MIN_STEPS and timing.seconds * self._longer <= _MAX_SECONDS:
             self.steps = self._longer

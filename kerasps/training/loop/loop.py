@@ -151,7 +151,7 @@ class Loop:
             self._run_steps(totals, epoch)
             dispatcher.finish_epoch(totals)
         # With one split, the steps that found no data are the last ones.
-        self._numbers.settle(
+        self._numbers.confirm(
             self._done, in_order=self._inputs.num_splits <= 1 or not self._found_no_data
         )
         if dispatcher.is_at_end:
@@ -279,7 +279,7 @@ class Loop:
         try:
             while True:
                 has_data = has_data and self._send_steps(callbacks)
-                if dispatcher.settle(all_asked=not (has_data and self._wants_more)):
+                if dispatcher.finish_if_done(all_asked=not (has_data and self._wants_more)):
                     if self._begins_next_pass(epoch):
                         continue
                     break

@@ -39,7 +39,7 @@ class StepNumbers:
     @property
     def settled(self) -> int:
         """The number of the first step that is not settled."""
-        return self._settled
+        return self._confirmed
 
     @property
     def seeds(self) -> list[np.ndarray]:
@@ -49,7 +49,7 @@ class StepNumbers:
     def resume(self, settled: int, next_step: int, seeds: Sequence[np.ndarray]) -> None:
         """Set the properties `settled`, `next_step` and `seeds`."""
         states = [np.array(seed, np.int64).tolist() for seed in seeds]
-        self._settled = settled
+        self._confirmed = settled
         self._next = Header(next_step, states, self._function.seeds_per_step)
 
     def next_header(self, num_steps: int) -> Header:
@@ -58,7 +58,7 @@ class StepNumbers:
         self._next = header.after(num_steps)
         return header
 
-    def settle(self, num_steps: int, *, in_order: bool = True) -> None:
+    def confirm(self, num_steps: int, *, in_order: bool = True) -> None:
         """Continue the numbers behind the `num_steps` that were done since the last call.
 
         The new states are written to the seed generators.
@@ -68,9 +68,9 @@ class StepNumbers:
                 found no data, have used no seeds. With several workers, any step may have found
                 none, and the next steps draw by seeds that no header had.
         """
-        unused = self.next_step - self._settled - num_steps
+        unused = self.next_step - self._confirmed - num_steps
         after = self._next.after(-unused)
         self._next = after if in_order else after._replace(seeds=self._next.seeds)
-        self._settled += num_steps
+        self._confirmed += num_steps
         for variable, seed in zip(self._function.seeds, self.seeds, strict=True):
             variable.assign(tf.cast(seed, variable.storage.dtype))

@@ -114,7 +114,7 @@ def _run_on_batch(
                 devices=devices,
             )
         result = _run_alone(function, execution, [packed], numbers.next_header(1))
-        numbers.settle(1)
+        numbers.confirm(1)
     return function, result
 
 

@@ -16,5 +16,5 @@ def prepare(model: keras.Model) -> None:
     strategy = strategy_of(model)
     host: Host = strategy.extended.host
     if host.scheduled_calls is not None:
-        host.scheduled_calls.settle()
+        host.scheduled_calls.wait_until_idle()
     adopt_model(strategy, model)

@@ -116,7 +116,7 @@ class EpochChannel:
         with self.lock:
             return self._state.history()
 
-    def settle(self, *, all_asked: bool) -> bool:
+    def finish_if_done(self, *, all_asked: bool) -> bool:
         """Return True if no report will follow unless more steps are asked for.
 
         When every step is done, or no worker can do it, fetch the results that workers hold. Return
@@ -180,7 +180,7 @@ class Sessions:
             if worker in self._channel.mailboxes:
                 self._channel.mailboxes[worker].put(None)
 
-    def leave(self, mailbox: Mailbox) -> None:
+    def remove_session(self, mailbox: Mailbox) -> None:
         """Note that a session has nothing in flight on its worker any more."""
         with self._changed:
             self._at_work = [entry for entry in self._at_work if entry[1] is not mailbox]

@@ -45,8 +45,8 @@ class Dispatcher:
 
     Contract: call `make_sources` before the first epoch of a pass. Then, for each epoch, call
     `hold`, `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after
-    an error. `make_sources` may also follow a `settle` that returned True though executions are in
-    flight: these are done in the new pass. Thread: `fit`'s.
+    an error. `make_sources` may also follow a `finish_if_done` that returned True though
+    executions are in flight: these are done in the new pass. Thread: `fit`'s.
     """
 
     def __init__(self, host: HostOfWorkers, steps: LoopSteps) -> None:
@@ -69,7 +69,7 @@ class Dispatcher:
             host.extended.fences,
             function.devices,
             host.staleness_meter,
-            on_close=function.rule.leave,
+            on_close=function.rule.stop_waiting_for,
         )
         self._runner = SessionRunner(
             host,
@@ -175,10 +175,10 @@ class Dispatcher:
         self._fly_again()
         self._channel.post(StepsAsked(execution))
 
-    def settle(self, *, all_asked: bool) -> bool:
+    def finish_if_done(self, *, all_asked: bool) -> bool:
         """Return True if nothing that was sent is pending, so that `wait` would never return."""
         self._check_suspended()
-        return not self._backlog and self._channel.settle(all_asked=all_asked)
+        return not self._backlog and self._channel.finish_if_done(all_asked=all_asked)
 
     def wait(self) -> Report:
         """Return the next report.
@@ -204,7 +204,7 @@ class Dispatcher:
         if self._is_suspended or not self._flights.is_held:
             return
         self._is_suspending = True
-        while not self._channel.settle(all_asked=True):
+        while not self._channel.finish_if_done(all_asked=True):
             self._backlog.append(self._next_report())
         self._flights.land()
         self._is_suspended = True

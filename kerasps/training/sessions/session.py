@@ -150,7 +150,7 @@ class Session:
             command = mailbox.get()
             if command is None or is_over():
                 self._wait()
-                self._leave()
+                self._leave_joints()
                 return
             match command:
                 case Open():
@@ -159,7 +159,7 @@ class Session:
                     self._function.rule.join(self._lanes.lane(self._worker))
                     self._post(JoinedUpdates(self._worker))
                 case Leave():
-                    self._leave()
+                    self._leave_joints()
                 case Send():
                     self._send(command.execution)
                 case Collect():
@@ -179,10 +179,10 @@ class Session:
             )
         )
 
-    def _leave(self) -> None:
+    def _leave_joints(self) -> None:
         """Leave synchronous updates, so no other worker waits. Call when nothing runs here."""
         if self._source.handles is not None:
-            self._function.rule.leave(self._lanes.lane(self._worker))
+            self._function.rule.stop_waiting_for(self._lanes.lane(self._worker))
 
     def _send(self, execution: Execution) -> None:
         if not execution.applied:

@@ -146,7 +146,7 @@ class SessionFlights:
             try:
                 # Each ps applies its buffered pushes without waiting for missing ones.
                 for lane in self._lanes.all:
-                    self._function.rule.leave(lane)
+                    self._function.rule.stop_waiting_for(lane)
                 self._function.store()
             except tf.errors.OpError:
                 # `sessions.error` is the cause, and is raised below.

@@ -45,8 +45,8 @@ class SessionRunner:
     """Runs sessions, each from its beginning to its end, in its worker's thread.
 
     When a session fails and the error may mean a loss, the runner closes its lane and tells the
-    state. After other errors it calls `leave` of the update rule. Then it asks for a new session if
-    that may help; otherwise the flight ends in the session's error.
+    state. After other errors it calls `stop_waiting_for` of the update rule. Then it asks for a new
+    session if that may help; otherwise the flight ends in the session's error.
 
     Args:
         kind: the class of sessions, which says where results go.
@@ -128,7 +128,7 @@ class SessionRunner:
             try:
                 post(SessionEnded(worker))
             finally:
-                sessions.leave(mailbox)
+                sessions.remove_session(mailbox)
             if not sessions.is_over:
                 raise WorkerAbsent  # the worker has left
 
@@ -144,11 +144,11 @@ class SessionRunner:
         """End a session that failed. Raise what makes it start again, if that may help."""
         NAMES.retire()  # calls that were sent to the worker may still run there
 
-        def leave() -> None:
+        def drain_and_remove() -> None:
             with aboard():
                 if executor is not None:
                     drain(executor)
-                sessions.leave(mailbox)
+                sessions.remove_session(mailbox)
 
         # After any error, the results on the worker may be those of executions to retry.
         source.close()
@@ -160,10 +160,10 @@ class SessionRunner:
                 sessions.post(mailbox, self._lanes.end(worker, WorkerEnd.FAILED))
             else:
                 with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and the flight fails
-                    self._function.rule.leave(self._lanes.lane(worker))
+                    self._function.rule.stop_waiting_for(self._lanes.lane(worker))
                 self._fail(worker, sessions, error)
         finally:
-            threading.Thread(target=leave, daemon=True).start()
+            threading.Thread(target=drain_and_remove, daemon=True).start()
         if not is_loss:
             return
         match self._failures.verdict(error, worker, executions):

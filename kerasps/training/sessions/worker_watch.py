@@ -120,4 +120,4 @@ class WorkerWatch:
     def _drop(self, mailbox: Mailbox, ended: WorkerEnded) -> None:
         """Abandon a session whose call does not return."""
         self._sessions.post(mailbox, ended)
-        self._sessions.leave(mailbox)
+        self._sessions.remove_session(mailbox)

@@ -92,7 +92,7 @@ class StandIns:
             ]
             self._originals[device] = [weakref.ref(original) for original in originals]
             with tf.init_scope(), entering(None), naming_lost_ps:
-                values = self._exchange(device, originals).take()
+                values = self._exchange(device, originals).run_once()
                 for original, value in zip(originals, values, strict=True):
                     join = self._joins[id(original.stand_in)]
                     stored = original._value
@@ -111,12 +111,14 @@ class StandIns:
             for stale in [known for known in self._functions if known[0] == device]:
                 del self._functions[stale]
             self._functions[key] = OnPS(
-                device, lambda: _take(states, joins), mutex=self._mutex(device)
+                device, lambda: _read_and_restart(states, joins), mutex=self._mutex(device)
             )
         return self._functions[key]
 
 
-def _take(states: Sequence[tf.Variable], joins: Sequence[Join | None]) -> list[tf.Tensor]:
+def _read_and_restart(
+    states: Sequence[tf.Variable], joins: Sequence[Join | None]
+) -> list[tf.Tensor]:
     values = [tf.identity(state.read_value()) for state in states]
     with tf.control_dependencies(values):
         for state, join in zip(states, joins, strict=True):

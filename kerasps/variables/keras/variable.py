@@ -312,7 +312,7 @@ class ParameterServerVariable(keras.Variable):
                 ids = from_start(ids, self.shape[0])
             return tf.gather(super().value if compiled is None else self.value, ids)
         note_read(self)  # before the rows are read, else a GradientTape does not see the read
-        return self._maybe_autocast(current.take(self, ids, from_end=from_end))
+        return self._maybe_autocast(current.read_rows(self, ids, from_end=from_end))
 
     def ref(self) -> Any:
         """Return a hashable reference to the variable, as `tf.Variable.ref` does."""

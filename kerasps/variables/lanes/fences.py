@@ -88,7 +88,7 @@ class Fences:
         # wait for that worker.
         calls = [self._calls_on(device) for device in devices]
         make_ready([call.close for call in calls])
-        lane = self._take()
+        lane = self._free_lane()
         self._held.add(lane)
         if lane >= NUM_LANES:  # it reuses the place of an earlier lane
             try:
@@ -110,7 +110,7 @@ class Fences:
         if lane + NUM_LANES < LANES_END:
             self._free.append(lane + NUM_LANES)
 
-    def _take(self) -> int:
+    def _free_lane(self) -> int:
         with contextlib.suppress(IndexError):
             return self._free.popleft()
         # One thread at a time: `gc.collect` does nothing while another thread runs a collection.

@@ -36,7 +36,7 @@ class Phase(Protocol):
     def source(self, variable: keras.Variable) -> Any:
         """Return the source for `GradientTape.gradient`, without reading the value."""
 
-    def take(self, variable: keras.Variable, ids: tf.Tensor, *, from_end: bool) -> tf.Tensor:
+    def read_rows(self, variable: keras.Variable, ids: tf.Tensor, *, from_end: bool) -> tf.Tensor:
         """Return the rows `ids` of `variable`, of shape `ids.shape + variable.shape[1:]`.
 
         With `from_end`, negative ids count from the end.

@@ -85,7 +85,7 @@ class RowPool:
         Args:
             name: its name in messages.
         """
-        self._settle()
+        self._free_ranges()
         begin = 0
         for start, taken in sorted(self._ranges.items()):
             if begin + num_rows <= start:
@@ -101,7 +101,7 @@ class RowPool:
         """Return the rows of a new slot of a table; None if the slot must be stored separately."""
         if not self.is_open:
             return None
-        self._settle()
+        self._free_ranges()
         held = self._ranges[rows.store.begin].holds
         number = next(n for n in range(1, len(held) + 2) if (dtype, n) not in held)
         return self._hold(rows.store.begin, (dtype, number), name, trainable=False)
@@ -137,7 +137,7 @@ class RowPool:
             self._holders[key] = holder
         return self._holders[key]
 
-    def _settle(self) -> None:
+    def _free_ranges(self) -> None:
         """Free the rows of tables that no longer exist, for other tables."""
         while self._left:
             begin, key = self._left.popleft()
