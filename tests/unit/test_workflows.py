@@ -41,7 +41,7 @@ WRITING = {
 }
 # What a command line may begin with, on a machine of GitHub's.
 PROGRAMS = {"docker", "gh", "python", "tox"}
-# A tag or a branch of an action can be moved; a commit cannot. Dependabot keeps both parts.
+# `tox -e lint` asks for the commit. Dependabot keeps both parts.
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 NOTES = runpy.run_path(str(CHECKOUT / ".ci" / "release_notes.py"))
 
@@ -97,16 +97,13 @@ def test_a_job_runs_what_there_is(name):
 
 
 @each_job
-def test_a_job_ends_and_keeps_no_token_beside_the_checkout(name):
+def test_a_job_ends(name):
     job = JOBS[name]
     if "uses" in job:
         assert (CHECKOUT / job["uses"]).is_file()
         return
     assert 0 < job["timeout-minutes"] <= 180
     assert job["runs-on"] == "ubuntu-latest"
-    for step in job["steps"]:
-        if step.get("uses", "").startswith("actions/checkout@"):
-            assert step["with"] == {"persist-credentials": False}
 
 
 def actions_in(text):
@@ -116,7 +113,7 @@ def actions_in(text):
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_workflow_uses_pinned_actions(name):
+def test_a_workflow_says_the_version_of_each_action(name):
     used = actions_in((CHECKOUT / ".github" / "workflows" / f"{name}.yml").read_text())
     assert used
     assert [action for action in used if not PINNED.fullmatch(action)] == []
@@ -128,26 +125,9 @@ def test_an_action_has_one_version_in_all_workflows():
     assert len({action.partition("@")[0] for action in used}) == len(used)
 
 
-@pytest.mark.parametrize(
-    ("action", "is_pinned"),
-    [
-        (f"actions/checkout@{'0a' * 20} # v6.1.0", True),
-        (f"actions/checkout@{'0a' * 20}", False),
-        ("actions/checkout@v6", False),
-        ("actions/checkout@main", False),
-        ("actions/checkout", False),
-        ("someone/else@release/v1", False),
-    ],
-)
-def test_an_action_is_pinned_by_a_commit_with_its_version(action, is_pinned):
-    assert bool(PINNED.fullmatch(action)) == is_pinned
-
-
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_may_read_and_no_more(name):
     assert WORKFLOWS[name]["permissions"] == {"contents": "read"}
-    # YAML has `on` for true. That one runs foreign code with secrets.
-    assert "pull_request_target" not in WORKFLOWS[name][True]
     text = (CHECKOUT / ".github" / "workflows" / f"{name}.yml").read_text()
     assert "secrets." not in text
 
@@ -155,13 +135,6 @@ def test_a_workflow_may_read_and_no_more(name):
 @each_job
 def test_a_job_may_write_what_it_makes_alone(name):
     assert JOBS[name].get("permissions") == WRITING.get(name)
-
-
-@each_job
-def test_no_name_that_someone_else_chooses_is_part_of_a_command(name):
-    for step in JOBS[name].get("steps", []):
-        inserted = re.findall(r"\$\{\{ *(.*?) *\}\}", step.get("run", ""))
-        assert [each for each in inserted if not each.startswith("matrix.")] == []
 
 
 @pytest.mark.parametrize("name", ["tests-fast", "tests-package", "release-package", "image-image"])
@@ -205,6 +178,7 @@ def test_a_release_is_published_after_all_tests_of_these_files():
 
 
 def test_lint_checks_every_workflow():
+    """Its schema by name; `zizmor` takes the folder."""
     lint = (
         (CHECKOUT / "tox.ini").read_text().partition("[testenv:lint]")[2].partition("[testenv")[0]
     )
