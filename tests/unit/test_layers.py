@@ -105,7 +105,7 @@ LINES = {
     "worker_driven": 1990,
     "tools": 7700,
     "root": 3230,
-    "tests": 51665,
+    "tests": 51670,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
@@ -398,7 +398,7 @@ def test_no_file_and_no_function_is_too_long(module):
 def lines_of(wing: str) -> int:
     paths = {
         "root": PACKAGE.glob("*.py"),
-        "tests": 51665(REPOSITORY / "tests").rglob("*.py"),
+        "tests": (REPOSITORY / "tests").rglob("*.py"),
     }.get(wing, (PACKAGE / wing).rglob("*.py"))
     return sum(len(path.read_text().splitlines()) for path in paths)
 
