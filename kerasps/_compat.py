@@ -96,10 +96,6 @@ def definer(where: str, name: str) -> Any:
 
     Versions of Keras name these bases differently. For a module, return the module.
 
-    Args:
-        where: the class or the module: for `find`, or the name of a private one.
-        name: the name of the attribute.
-
     Raises:
         AttributeError: none has it.
     """
@@ -111,12 +107,7 @@ def definer(where: str, name: str) -> Any:
 
 
 def moved(feature: Feature, names: list[str]) -> MissingNameError:
-    """Return the error for names that Keras or TensorFlow no longer has.
-
-    Args:
-        feature: what needs them.
-        names: the missing names, each with its module and a reason.
-    """
+    """Return the error for names that Keras or TensorFlow no longer has."""
     return MissingNameError(
         f"{feature.name} cannot work: kerasps needs {', '.join(names)} and did not find it. "
         f"{versions()} Install a supported pair of versions."
@@ -214,9 +205,6 @@ def check_not_keras_2(name: str | None) -> None:
     """Check that no object of Keras 2 is making a variable.
 
     The maker is on the stack: a layer, an optimizer, a metric, or the model.
-
-    Args:
-        name: the name of the variable.
 
     Raises:
         UnsupportedError: the maker is of Keras 2.

@@ -89,13 +89,7 @@ class Row:
 
 @dataclass(frozen=True)
 class PrivateText:
-    """A text in Keras's or TensorFlow's source that kerasps relies on.
-
-    Args:
-        module: the module whose source contains it.
-        text: the text.
-        why: what kerasps recognises by it.
-    """
+    """A text in Keras's or TensorFlow's source that kerasps relies on."""
 
     module: str
     text: str

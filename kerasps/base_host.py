@@ -26,9 +26,6 @@ class BaseHost(MonitoredHost):
     once and in this order. A host that was never connected needs no `leave_cluster`.
     `make_extended` sets `strategy` and `extended`, and `begin` the meters.
 
-    Args:
-        description: the cluster, as users see it.
-
     Attributes:
         connects_to: the tasks that this process connects to, with itself as their chief.
     """
@@ -61,11 +58,7 @@ class BaseHost(MonitoredHost):
 
     @abc.abstractmethod
     def connect(self, protocol: str | None) -> None:
-        """Connect this process to the tasks. TensorFlow's constructor calls this.
-
-        Args:
-            protocol: the cluster resolver's protocol, such as "grpc"; None if it names none.
-        """
+        """Connect this process to the tasks. TensorFlow's constructor calls this."""
 
     @abc.abstractmethod
     def make_extended(
@@ -92,11 +85,7 @@ class BaseHost(MonitoredHost):
 
     @abc.abstractmethod
     def close(self, disconnect: Callable[[], None]) -> None:
-        """Leave a closed cluster, while this process continues. Call after `note_closing`.
-
-        Args:
-            disconnect: makes TensorFlow forget the tasks.
-        """
+        """Leave a closed cluster, while this process continues. Call after `note_closing`."""
 
     @property
     def num_ps(self) -> int:

@@ -92,11 +92,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
     def _set_up(
         self, host: BaseHost, cluster_resolver: ClusterResolver, connect_timeout: float | None
     ) -> None:
-        """Connect, or check that the call asks for the strategy that this process already has.
-
-        Args:
-            host: connects, and does steps; not connected yet.
-        """
+        """Connect, or check that the call asks for the strategy that this process already has."""
         with BaseStrategy._connecting:
             current = connected_strategy()
             if current is not None:

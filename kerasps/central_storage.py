@@ -178,11 +178,6 @@ class CentralStorageExtended(_compat.MirroredExtended):
 
     Methods with an underscore override TensorFlow's; `_compat.check_offered` checks that they
     exist there.
-
-    Args:
-        strategy: the `CentralStorageStrategy` that this belongs to.
-        compute_devices: full names of devices, one for each replica.
-        parameter_device: the full name of the device that holds the variables.
     """
 
     def __init__(

@@ -39,11 +39,7 @@ _CALLS_S = 5.0
 
 
 class CoordinatorHost(BaseHost, HostOfWorkers):
-    """The host of a strategy whose process is the coordinator.
-
-    Args:
-        cluster_resolver: returns the workers' addresses; the host asks it repeatedly.
-    """
+    """The host of a strategy whose process is the coordinator."""
 
     own_worker = None
     after_ps_loss = (

@@ -142,9 +142,6 @@ def check_can_serve(description: ClusterDescription) -> None:
 def start_server(description: ClusterDescription, listens_on: str | None) -> tuple[Any, int]:
     """Start the server of this process's task in `description`, on the task's port.
 
-    Args:
-        listens_on: the IP address of this machine to listen on, None for all.
-
     Returns:
         The server, which serves for as long as it is referenced, and its port.
 
@@ -200,11 +197,7 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the task that TF_CONFIG names.
-
-    Args:
-        argv: the arguments that `TaskProcess` passes. None (default) takes those of this process.
-    """
+    """Run the task that TF_CONFIG names."""
     parser = argparse.ArgumentParser(
         prog="python -m kerasps.cluster.server",
         description="Runs the server of the task in TF_CONFIG.",
@@ -302,11 +295,6 @@ def _wait_for_the_end(
     """Wait until the parent has ended, a signal came or a watch is over; return that watch, if any.
 
     Signal handlers run meanwhile.
-
-    Args:
-        woken: the file descriptor that becomes readable when a signal came.
-        parent: the id of the parent process, None to watch none.
-        watches: the conditions on which to end; ignored if there is a `parent`.
     """
     poller = select.poll()
     # Without it, a signal that comes between two Python instructions would be noticed only when the

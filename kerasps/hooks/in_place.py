@@ -31,10 +31,6 @@ def hook_function(function: types.FunctionType, hook: Callable[..., object]) -> 
 
     If `function` is a decorator's wrapper, this also hooks the wrapped function, for code that
     calls it directly. The copy calls a copy of it, so that one call reaches the hook once.
-
-    Args:
-        function: a function that Keras or TensorFlow defines. It keeps its signature.
-        hook: takes the copy, then the function's arguments.
     """
     signature = inspect.signature(function)
     for each, original in _copies(function):
@@ -57,9 +53,6 @@ def defined_function(owner: object, name: str) -> types.FunctionType | None:
 
     For a property it is the getter. If a user has replaced the function, this searches all objects
     of the process for it.
-
-    Args:
-        owner: a class or module of Keras or TensorFlow.
 
     Returns:
         The function, with the library's decorators around it. None if it does not exist.

@@ -55,11 +55,7 @@ def _both(
 
 
 def on_workers(method: Callable[..., object]) -> Callable[..., Any]:
-    """Return the hook for a method of Keras's trainer that runs steps.
-
-    Args:
-        method: our method, which takes the same arguments as the original.
-    """
+    """Return the hook for a method of Keras's trainer that runs steps."""
 
     @functools.wraps(method)
     def hook(original: Original, self: keras.Model, *args: object, **kwargs: object) -> Any:

@@ -159,12 +159,7 @@ def _shard_by_shard(
     sources: Sequence[object],
     storages: Sequence[ShardedStorage | None],
 ) -> list[Any]:
-    """Return the gradients with respect to sources.
-
-    Args:
-        call: takes a nested list of variables, and returns the gradients in such a list.
-        storages: the storage of each source that is in shards, else None.
-    """
+    """Return the gradients with respect to sources."""
     expanded = [
         source if storage is None else storage.watched
         for source, storage in zip(sources, storages, strict=True)

@@ -22,9 +22,6 @@ _HINTS = {
 def whole_number(name: str, value: object, *, least: int = 1) -> int | None:
     """Return an argument that is a whole number, or None, as an `int` or None.
 
-    Args:
-        value: its value: None, or of any type that Python accepts as an index.
-
     Raises:
         InputError: it has another type, or is less than `least`.
     """
@@ -58,13 +55,7 @@ _ALSO = (
 
 
 def check_arrays(*, is_batch: bool = False, **arguments: object) -> None:
-    """Raise `InputError` if an argument contains something other than arrays.
-
-    Args:
-        is_batch: whether they are one batch, which cannot be a dataset. Default False.
-        arguments: x, y and sample_weight: arrays, or lists, tuples and dictionaries of them; None
-            for a missing one.
-    """
+    """Raise `InputError` if an argument contains something other than arrays."""
     for name, value in arguments.items():
         for leaf in keras.tree.flatten(value):
             if leaf is not None and not _is_array(leaf):

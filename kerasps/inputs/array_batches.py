@@ -122,12 +122,7 @@ def _gathered(batch: tf.Operation, source: tf.Operation, *between: tf.Operation)
 def _rows_function(
     numbers: tf.TensorSpec, arrays: tuple[tf.TensorSpec, ...], connected: tuple[str, ...]
 ) -> Any:
-    """Return the function that gathers rows of arrays, the same for all workers and calls of `fit`.
-
-    Args:
-        numbers: the spec of the numbers of the rows.
-        connected: the `connected_devices()`.
-    """
+    """Return the function that gathers rows of arrays, the same for all workers and `fit`s."""
     del connected  # in the key of the cache only
 
     def rows(numbers: tf.Tensor, *arrays: tf.Tensor) -> tuple[tf.Tensor, ...]:

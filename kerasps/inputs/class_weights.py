@@ -33,10 +33,6 @@ def sample_weights(y: object, class_weight: Mapping[int, float]) -> np.ndarray[A
 def weighing(class_weight: Mapping[int, float]) -> Callable[..., tuple[Any, Any, Any]]:
     """Return a function for `tf.data.Dataset.map` that adds weights to batches.
 
-    Args:
-        class_weight: the weight of each class; classes below the largest that are not in it have
-            weight 1.
-
     Raises:
         ValueError: when mapped over elements that have a weight already, or several targets.
     """

@@ -212,11 +212,7 @@ class OrderedGraph:
         return _mixed(*hole.seeds, number) if number else hole.seeds
 
     def fill(self, seeds: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
-        """Return the serialized graph with the seeds of one pass, as a string tensor.
-
-        Args:
-            mark: the text behind the names of files that the reader writes.
-        """
+        """Return the serialized graph with the seeds of one pass, as a string tensor."""
         if len(self._texts) == 1:
             return self._texts[0]
         pieces = tf.unstack(seeds, num=2 * len(self._holes))
@@ -368,12 +364,7 @@ class _Draws:
                 self.choices.add(node.op)
 
     def _draws(self, function: str, *, within_datasets: bool = True) -> bool:
-        """Return whether a function draws numbers at random.
-
-        Args:
-            within_datasets: whether to include the functions of datasets that it makes. Default
-                True.
-        """
+        """Return whether a function draws numbers at random."""
         return any(
             _is_draw(node)
             or (

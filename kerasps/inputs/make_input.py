@@ -187,13 +187,7 @@ def _from_creator(
 def _from_whole(
     given: object, dataset: tf.data.Dataset, num_workers: int, *, in_passes: bool = False
 ) -> Input:
-    """Return the input of a dataset that all workers read, each keeping its split of the batches.
-
-    Args:
-        given: the user's object, whose passes are counted.
-        dataset: the dataset that was made of it.
-        in_passes: whether a pass over data that repeat ends before the next begins.
-    """
+    """Return the input of a dataset that all workers read; each keeps its split of the batches."""
     cardinality = int(dataset.cardinality())
     num_batches = cardinality if cardinality >= 0 else None
     _reject_empty(num_batches, given)

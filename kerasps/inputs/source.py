@@ -82,11 +82,7 @@ class Input(Protocol):
         """The specs of the workers' batches, in words, if they differ; else None."""
 
     def start_pass(self, epoch: int, *, must_end: bool) -> None:
-        """Begin a pass over the data, at the beginning of `epoch`.
-
-        Args:
-            must_end: whether data that never end are an error.
-        """
+        """Begin a pass over the data, at the beginning of `epoch`."""
 
     def position(self, *, in_epoch: bool) -> dict[str, Any]:
         """Return this process's position in the input, in values that JSON can hold.
@@ -114,10 +110,6 @@ class Input(Protocol):
 
     def resume_order(self, position: dict[str, Any], *, passes_to_repeat: int) -> None:
         """Make the next passes those that come after `position`.
-
-        Args:
-            position: the result of `position`.
-            passes_to_repeat: the number of passes just before it to repeat first.
 
         Raises:
             KeyError, TypeError, ValueError: it is the position of another kind of input.

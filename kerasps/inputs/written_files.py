@@ -73,11 +73,7 @@ def mark_names(nodes: Any, suffix: str, marker: bytes) -> bool:
 
 
 def mark_operations(graph: tf.Graph, mark: tf.Tensor) -> None:
-    """Put a mark behind the name of each file that operations of the default graph write.
-
-    Args:
-        mark: the text to begin the mark with.
-    """
+    """Put a mark behind the name of each file that operations of the default graph write."""
     found = [(op, WRITERS[op.type]) for op in graph.get_operations() if op.type in WRITERS]
     names = [tf.get_static_value(op.inputs[place]) for op, place in found]
     if not any(names):

@@ -134,10 +134,6 @@ def persist(
     operation, whichever it is and on whatever task. So a call that must succeed, and may run twice,
     is retried.
 
-    Args:
-        call: the function to run, which uses tasks that are alive.
-        when: returns whether to retry after a given error.
-
     Raises:
         tf.errors.OpError: the call failed three times, or with an error for which `when` returns
             False, or a ps is lost.

@@ -63,21 +63,13 @@ def connected_host() -> ClusterHost | None:
 
 
 def note_closed(how: str) -> None:
-    """Record that the strategy's cluster is closed on purpose. Call before its tasks end.
-
-    Args:
-        how: a clause that says what closed it, and where.
-    """
+    """Record that the strategy's cluster is closed on purpose. Call before its tasks end."""
     global _closed
     _closed = how
 
 
 def closed_error(received: str = "a use of the cluster") -> ClusterClosedError | None:
-    """Return the error for a use of the closed cluster; None if no cluster was closed.
-
-    Args:
-        received: the use, for the message.
-    """
+    """Return the error for a use of the closed cluster; None if no cluster was closed."""
     if _closed is None:
         return None
     return ClusterClosedError(
@@ -91,11 +83,7 @@ def closed_error(received: str = "a use of the cluster") -> ClusterClosedError |
 
 
 def check_not_closed(received: str = "a use of the cluster") -> None:
-    """Raise `ClusterClosedError` if the cluster of this process is closed.
-
-    Args:
-        received: the use, for the message.
-    """
+    """Raise `ClusterClosedError` if the cluster of this process is closed."""
     error = closed_error(received)
     if error is not None:
         raise error

@@ -51,9 +51,6 @@ def comes_from(error: BaseException, worker: int) -> None:
 def translated_errors(host: ClusterHost | None) -> Iterator[None]:
     """In this context, translate errors of TensorFlow's runtime into errors for the user.
 
-    Args:
-        host: the host of the strategy; None if this process is connected to no cluster.
-
     Raises:
         ClusterClosedError: the cluster was closed.
         PSLostError: a ps is lost.

@@ -49,10 +49,6 @@ def under_lock(
 ) -> tuple[_Returned, tf.Operation]:
     """Add the operations of `work` to the current graph, with a lock held around them.
 
-    Args:
-        work: adds the operations.
-        after: tensors and operations to wait for before taking the lock.
-
     Returns:
         The result of `work`, and the operation that releases the lock after all stateful
         operations.

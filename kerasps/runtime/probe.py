@@ -55,9 +55,6 @@ def connection_error(address: str, timeout_s: float) -> OSError | None:
 
     A `ConnectionRefusedError` means that the machine runs and nobody listens. Any other error does
     not tell: the machine or the network may be silent for a while.
-
-    Args:
-        address: the `"host:port"` to connect to.
     """
     try:
         with socket.create_connection(split_address(address), timeout=timeout_s) as connection:
@@ -84,10 +81,6 @@ def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task,
 
     The kernel accepts connections for a stopped process. So this sends the first bytes of HTTP/2 to
     each, to which only a running process replies. That costs a millisecond.
-
-    Args:
-        addresses: the `"host:port"` of each task.
-        timeout_s: the time limit in seconds for all of them together.
 
     Returns:
         The answer of each. A host whose name is unknown, or that is unreachable, counts as silent.
@@ -136,10 +129,6 @@ def limits_pings(address: str, timeout_s: float) -> bool:
 
     Servers of kerasps do not (`cluster.serving.ping_limit`), all others do. A server that does not
     answer in time counts as one of kerasps.
-
-    Args:
-        address: its `"host:port"`.
-        timeout_s: the time limit of each answer.
     """
     num_answered, reply = 0, b""
     try:

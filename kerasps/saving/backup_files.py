@@ -57,11 +57,7 @@ class Backup:
 
 
 class BackupDirectory:
-    """Backups in one directory, on any file system that TensorFlow can write.
-
-    Args:
-        path: the directory, which need not exist.
-    """
+    """Backups in one directory, on any file system that TensorFlow can write."""
 
     def __init__(self, path: str, keep: int = 1) -> None:
         text = str(path)

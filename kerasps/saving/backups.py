@@ -28,9 +28,6 @@ class BackupStore:
     Contract: `write` returns when each ps has copied its variables; a thread then writes the
     copies. One backup is written at a time. An error there does not end the training: `problems`
     returns it. Thread: `fit`'s.
-
-    Args:
-        path: the directory, which no other model or training uses.
     """
 
     def __init__(self, path: str, model: keras.Model, *, keep: int = 1) -> None:
@@ -47,9 +44,6 @@ class BackupStore:
 
     def restore(self, variables: Iterable[ParameterServerVariable]) -> dict[str, Any] | None:
         """Restore the variables of the last complete backup; return its record.
-
-        Args:
-            variables: all variables of a step, also those that the model does not know.
 
         Returns:
             The record; None if there is no backup.
@@ -74,10 +68,6 @@ class BackupStore:
         """Copy the variables on their ps, and begin to write the copies with `record`.
 
         Waits for a backup in progress. Call when no step is in flight.
-
-        Args:
-            record: dictionaries and lists, of arrays and of values that JSON can represent.
-            variables: all variables of a step, also those that the model does not know.
 
         Raises:
             tf.errors.OpError: a ps is lost.

@@ -34,14 +34,7 @@ _MOST_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk of a sharded variable.
-
-    Args:
-        key: the key of the variable in the checkpoint.
-        storage: its storage.
-        rows: the rows of the chunk.
-        device: the device that writes the chunk to the files, or reads it.
-    """
+    """A chunk of a sharded variable."""
 
     key: str
     storage: ShardedStorage
@@ -64,9 +57,6 @@ class ShardedSaver:
     """Writes and reads the sharded variables of one checkpoint.
 
     TensorFlow's saver writes the other variables, and calls this one as a registered saver.
-
-    Args:
-        storages: the storages, by their keys in the checkpoint.
     """
 
     def __init__(self, storages: Mapping[str, ShardedStorage]) -> None:
@@ -82,12 +72,7 @@ class ShardedSaver:
         }
 
     def prepare(self, prefix: str, io_device: str | None) -> None:
-        """Set the place of the checkpoint. Call before `save` and `restore`.
-
-        Args:
-            prefix: the absolute prefix of its files.
-            io_device: the device that reads or writes them; None for the ps of the shards.
-        """
+        """Set the place of the checkpoint. Call before `save` and `restore`."""
         self._prefix, self._io_device = prefix, io_device
 
     def save(self, unused_prefix: tf.Tensor) -> list[tf.Tensor]:

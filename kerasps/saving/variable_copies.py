@@ -111,11 +111,7 @@ class _Part:
 
 
 class VariableCopies:
-    """Copies of variables on their ps.
-
-    Args:
-        variables: the variables, by their keys in a backup.
-    """
+    """Copies of variables on their ps."""
 
     def __init__(self, variables: Mapping[str, ParameterServerVariable]) -> None:
         unique = uuid.uuid4().hex
@@ -292,10 +288,6 @@ def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) ->
     """Restore variables from a backup; ps that see its files read them.
 
     All files are read twice. The first time shows damage before a variable has changed.
-
-    Args:
-        backup: the backup, whose specs fit the variables.
-        variables: the variables by their keys, with any number of shards.
 
     Raises:
         tf.errors.OpError: a file is damaged, or a ps is lost.

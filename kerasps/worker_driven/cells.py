@@ -14,11 +14,7 @@ from kerasps.runtime.on_ps import under_lock
 
 
 class Cell:
-    """A value on a ps, which a process must set before another reads it.
-
-    Args:
-        dtype: its dtype; the shape is `[]`.
-    """
+    """A value on a ps, which a process must set before another reads it."""
 
     def __init__(self, name: str, dtype: tf.DType, device: str) -> None:
         self._dtype = dtype

@@ -44,11 +44,7 @@ OF_TRAIN_AND_EVALUATE = {
 
 
 def naming_moved(moved: Mapping[str, str]) -> Callable[[_Class], _Class]:
-    """Return a class decorator that refuses arguments of TensorFlow's estimators by name.
-
-    Args:
-        moved: the advice for each argument, without a full stop.
-    """
+    """Return a class decorator that refuses arguments of TensorFlow's estimators by name."""
 
     def decorate(cls: _Class) -> _Class:
         init: Any = cls.__init__  # type: ignore[misc]

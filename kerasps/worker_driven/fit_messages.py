@@ -25,9 +25,6 @@ class FitMessages:
 
     A worker adds its states to a sum on a ps from time to time. The chief takes that sum at the end
     of each of its epochs, and waits for no worker. So each step counts in one epoch of the chief.
-
-    Args:
-        number: the number of the `fit`.
     """
 
     def __init__(self, run: Run, model: keras.Model, function: TracedStep, number: int) -> None:
@@ -124,11 +121,7 @@ def _converted(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
 
 
 class StopBroadcast(keras.callbacks.Callback):
-    """Stops the other workers if a callback of the chief has stopped its `fit`.
-
-    Args:
-        number: the number of the `fit`.
-    """
+    """Stops the other workers if a callback of the chief has stopped its `fit`."""
 
     def __init__(self, run: Run, number: int) -> None:
         super().__init__()

@@ -24,11 +24,8 @@ class InProcessDispatcher:
     """Runs executions in this process (see `training.Dispatching`).
 
     Args:
-        worker: the index of this process among those that do steps.
-        split: the split of the input that this process reads.
         devices: the short name of the device that computes in this process, in a list.
         seed_offset: added to the seeds of all steps.
-        messages: the messages between workers in a `fit`; None for other loops.
         budget: gives out the steps of all workers; None without a limit.
     """
 

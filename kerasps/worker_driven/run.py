@@ -181,9 +181,6 @@ class Run:
     def agreed(self, name: str, make: Callable[[], object]) -> Any:
         """Return a value that the chief makes once, and all processes read by `name`.
 
-        Args:
-            make: returns the value, which JSON can represent. Called only in the chief.
-
         Raises:
             TaskUnreachableError: the chief did not make it in time.
         """

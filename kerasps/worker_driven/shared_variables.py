@@ -20,12 +20,7 @@ from kerasps.worker_driven.run import Run
 
 
 class SharedVariable(NamedVariable):
-    """A variable on a ps that several processes share; it outlives them.
-
-    Args:
-        initial_value: as for `NamedVariable`. Only the chief's value is used.
-        shape: a fully defined shape.
-    """
+    """A variable on a ps that several processes share; it outlives them."""
 
     def __init__(
         self,
@@ -89,12 +84,7 @@ class _LastingLedger(PlacementLedger):
 
 
 class SharedExtended(Extended):
-    """Places variables as `Extended` does, on the same ps in each worker's process.
-
-    Args:
-        variable_partitioner: a callable that returns the number of shards per axis, or None.
-        shard_layout: `"mod"` or `"div"`.
-    """
+    """Places variables as `Extended` does, on the same ps in each worker's process."""
 
     # Each worker would write its copy back, over the updates of others.
     may_fuse = False

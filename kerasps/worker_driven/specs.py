@@ -167,12 +167,7 @@ class RunConfig:
 def check_takes_nothing(
     name: str, function: Callable[..., object], *, but: str = "", advice: str
 ) -> None:
-    """Raise `TypeError` if a function needs arguments that it will not get.
-
-    Args:
-        name: the name of the argument that holds the function.
-        but: the name of the only argument that it may need. Default: none.
-    """
+    """Raise `TypeError` if a function needs arguments that it will not get."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some functions in C have no signature

@@ -16,12 +16,7 @@ _POLL_S = 0.1
 
 
 class StepBudget:
-    """Gives out the steps of a run, each once, up to `max_steps`.
-
-    Args:
-        model: the model that is trained; its optimizer counts the steps of all workers.
-        max_steps: the optimizer's count of steps at which the run ends.
-    """
+    """Gives out the steps of a run, each once, up to `max_steps`."""
 
     def __init__(self, run: Run, model: keras.Model, max_steps: int) -> None:
         self._run = run

@@ -92,19 +92,19 @@ LATE = {
 # The lines of each wing, with all lines of its files. Whoever needs more raises the number in the
 # same commit, and says why in its message; whoever deletes lowers it. `root` is what is in no wing.
 LINES = {
-    "runtime": 2030,
-    "cluster": 6800,
+    "runtime": 2000,
+    "cluster": 6650,
     "variables": 5480,
-    "inputs": 2480,
-    "step": 12720,
-    "training": 7390,
-    "saving": 1890,
-    "hooks": 1390,
+    "inputs": 2440,
+    "step": 12580,
+    "training": 7240,
+    "saving": 1860,
+    "hooks": 1370,
     "metrics": 530,
     "evaluator": 1050,
-    "worker_driven": 1990,
+    "worker_driven": 1950,
     "tools": 7700,
-    "root": 3230,
+    "root": 3190,
     "tests": 51670,
 }
 # A budget that is larger than this above its wing is lowered.

@@ -65,10 +65,6 @@ def connect_to_tasks(
 
     Call when all tasks accept connections. After an error the process may try again.
 
-    Args:
-        cluster: the cluster, seen from its chief.
-        own_task: the type and index of this process, for errors. Default: the chief.
-
     Raises:
         ClusterConfigError: KERASPS_BIND, or without it this process's entry, is not an address of
             this machine.
@@ -129,9 +125,6 @@ def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
 
     Call when it is connected. A task that is removed, or was restarted, loses all objects of this
     process. TensorFlow waits for each member, so pass only those that answer.
-
-    Args:
-        members: the `"host:port"` of each, keyed by (task type, task index).
 
     Raises:
         tf.errors.OpError: a member did not answer.

@@ -23,9 +23,6 @@ def disconnect(addresses: Mapping[tuple[str, int], str]) -> None:
     """Make this process forget all tasks. Do nothing if it is connected to none of these.
 
     Call before the tasks end. This usually takes milliseconds, and at most five seconds.
-
-    Args:
-        addresses: the `"host:port"` of each task, keyed by (task type, task index).
     """
     if not known_tasks() & set(addresses.values()):
         return

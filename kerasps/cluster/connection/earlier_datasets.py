@@ -46,11 +46,6 @@ class EarlierDatasets:
     """Makes the datasets of this process that use variables again.
 
     Create before this process starts its server.
-
-    Args:
-        datasets: all living datasets.
-        variables: the handles of all variables.
-        functions: all compiled functions, which may use datasets.
     """
 
     def __init__(
@@ -97,11 +92,7 @@ class EarlierDatasets:
         return dataset is not None and self._uses_variables(dataset)
 
     def remake(self, renewed: Mapping[int, tf.Tensor]) -> None:
-        """Make the datasets again. Call after this process started its server.
-
-        Args:
-            renewed: the new handle of each variable, by the `id` of the old one.
-        """
+        """Make the datasets again. Call after this process started its server."""
         for definition in list(self._definitions.values()):
             self._remake(definition.dataset, renewed)
         for function in self._functions:

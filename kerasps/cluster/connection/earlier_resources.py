@@ -71,13 +71,8 @@ class EarlierResources:
     """The resources of this process that TensorFlow finds by name, and functions to restore them.
 
     Args:
-        remake: for each resource, a function that makes it again.
-        unrecoverable: the resources that cannot be made again.
-        variables: all `tf.Variable`s, which need new handles.
         handles: all handles of variables, with the resources that they refer to. A variable may
             have several, also when Python has collected it: functions and datasets hold them.
-        functions: all compiled functions, which may hold such handles.
-        datasets: the datasets that use variables.
     """
 
     def __init__(

@@ -199,10 +199,6 @@ def reject(
 ) -> NoReturn:
     """Raise the error for a wrong description of a cluster.
 
-    Args:
-        what: the mistake, without a full stop.
-        advice: a sentence to put before the usual advice, with a space at its end.
-
     Raises:
         ClusterConfigError: always.
     """

@@ -96,9 +96,6 @@ def with_worker_as_chief(
 
     The indices of the workers after it decrease by one, as in `tf.estimator` for worker 0.
 
-    Args:
-        chief: `"worker:0"`, or another worker.
-
     Returns:
         The cluster with a chief, and this task's job and index in it.
 

@@ -65,12 +65,7 @@ def from_vertex(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescriptio
 def from_jobset(
     variables: Mapping[str, str], sizes: Sizes, hostname: str
 ) -> ClusterDescription | None:
-    """Return the cluster of a JobSet, in which each task is a job of one pod.
-
-    Args:
-        sizes: the numbers of tasks; `num_workers` is required.
-        hostname: the name of this pod, `<jobset>-<role>-<job>-<pod>`.
-    """
+    """Return the cluster of a JobSet, in which each task is a job of one pod."""
     pod = _jobset_pod(variables, hostname)
     if pod is None:
         return None

@@ -58,10 +58,6 @@ def _short(name: str) -> str | None:
 def compute_devices(names: Sequence[str], wanted: Sequence[str] | None) -> tuple[str, ...]:
     """Return the devices of a worker that compute, one replica each: at least one.
 
-    Args:
-        names: the short names of all devices of the worker, such as `"CPU:0"` and `"GPU:0"`.
-        wanted: the short names of those that the user chose; None for no choice.
-
     Returns:
         The chosen devices that the worker has. If the worker has none of them: its first GPU, else
         its first CPU. Without a choice: all of its GPUs, else its first CPU.
@@ -74,11 +70,7 @@ def compute_devices(names: Sequence[str], wanted: Sequence[str] | None) -> tuple
 
 
 class WorkerDevices:
-    """Chooses the devices of the connected workers that compute.
-
-    Args:
-        wanted: the short names of the devices; None for all GPUs of each worker.
-    """
+    """Chooses the devices of the connected workers that compute."""
 
     def __init__(self, wanted: tuple[str, ...] | None) -> None:
         self._wanted = wanted
@@ -146,11 +138,7 @@ class WorkerDevices:
 
 
 def devices_of_task(task: str) -> list[str]:
-    """Return the short names of the devices of a connected task, as TensorFlow knows them.
-
-    Args:
-        task: the name of the task, such as `"/job:worker/replica:0/task:0"`.
-    """
+    """Return the short names of the devices of a connected task, as TensorFlow knows them."""
     # TensorFlow names the devices of the coordinator's job without a task.
     prefix = "/device:" if task == COORDINATOR_TASK else f"{task}/device:"
     names = [device.name for device in tf.config.list_logical_devices()]

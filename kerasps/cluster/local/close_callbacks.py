@@ -38,12 +38,7 @@ class CloseCallbacks:
         watch: TaskWatch,
         end: Callable[[], _Returned],
     ) -> _Returned:
-        """Call the remaining functions, then `end`, also after a failure; return `end`'s result.
-
-        Args:
-            how: a clause that says what closes the cluster, and where.
-            watch: the watch, which must not report or restart processes that end.
-        """
+        """Call the remaining functions, then `end`, also after a failure; return `end`'s result."""
         if not self._callbacks:
             return end()
         with contextlib.ExitStack() as stack:

@@ -101,9 +101,6 @@ def check_cluster_resolver(resolver: ClusterResolver) -> ClusterDescription:
 def describe_resolver(resolver: ClusterResolver, *, needs_chief: bool = True) -> ClusterDescription:
     """Return the cluster that a resolver describes, and this process's place in it.
 
-    Args:
-        needs_chief: as for `read_tf_config`.
-
     Raises:
         ClusterConfigError: the cluster cannot be used.
     """

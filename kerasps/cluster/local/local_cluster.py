@@ -362,11 +362,7 @@ class LocalCluster:
         self._end("this process ends")
 
     def _end(self, how: str) -> list[TaskProcess]:
-        """Call the callbacks, and end all processes; return the tasks that had died.
-
-        Args:
-            how: a clause that says what closes the cluster, and where.
-        """
+        """Call the callbacks, and end all processes; return the tasks that had died."""
         if os.getpid() != self._owner:
             return self._end_all()
         self._closed_by = self._closed_by or how

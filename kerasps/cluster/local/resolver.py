@@ -37,11 +37,7 @@ class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver)
 
 
 class RenamedJobsResolver(tf.distribute.cluster_resolver.ClusterResolver):
-    """Tells TensorFlow the jobs of another resolver with `master` as the chief, without evaluators.
-
-    Args:
-        given: the other resolver, which each call queries again.
-    """
+    """Tells TensorFlow another resolver's jobs, with `master` as the chief and no evaluators."""
 
     def __init__(self, given: ClusterResolver) -> None:
         super().__init__()

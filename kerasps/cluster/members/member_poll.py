@@ -27,9 +27,6 @@ class MemberPoll:
     It detects tasks that hang, workers that refuse new connections because they are about to leave,
     and workers that move or join. It dismisses leaving workers while nobody uses the workers.
     Thread: a separate one, which calls `run`.
-
-    Args:
-        resolve: returns the current addresses of the workers, by index; called repeatedly.
     """
 
     def __init__(

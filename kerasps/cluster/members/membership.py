@@ -60,9 +60,6 @@ class Membership:
 
     It starts the threads that poll the tasks and update TensorFlow's cluster, returns the status of
     tasks, and records failed calls. Thread: any.
-
-    Args:
-        resolve: returns the current addresses of the workers, by index; called repeatedly.
     """
 
     def __init__(

@@ -76,11 +76,7 @@ class Noticed:
 
 
 class Presence:
-    """The status of each worker and ps.
-
-    Args:
-        limit_s: the seconds without an answer after which a task counts as hung.
-    """
+    """The status of each worker and ps."""
 
     def __init__(self, addresses: Mapping[Task, str], *, limit_s: float, now: float) -> None:
         self._limit_s = limit_s

@@ -48,11 +48,7 @@ class SharedPresence:
         self.is_update_due.set()
 
     def change(self, event: Callable[[Presence, float], list[Noticed]]) -> None:
-        """Send an event to the presence, and act on the changes.
-
-        Args:
-            event: called with the presence and the time; returns the changes.
-        """
+        """Send an event to the presence, and act on the changes."""
         with self.changed:
             noticed = event(self.presence, time.monotonic())
         self.follow(noticed)

@@ -17,11 +17,7 @@ _ANSWER_S = 1.0
 
 @contextlib.contextmanager
 def silent_killed(processes: Mapping[Task, TaskProcess], watch: TaskWatch) -> Iterator[None]:
-    """In this context, kill processes that do not answer, so that nobody waits for them.
-
-    Args:
-        watch: the watch, which must not report or restart the killed processes.
-    """
+    """In this context, kill processes that do not answer, so that nobody waits for them."""
 
     def kill() -> None:
         addresses = {t: p.address for t, p in list(processes.items()) if p.is_running()}

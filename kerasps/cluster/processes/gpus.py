@@ -29,9 +29,6 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 def worker_gpus(num_workers: int, gpus: list[str]) -> list[str] | None:
     """Return the CUDA_VISIBLE_DEVICES of each worker, None if there is nothing to split.
 
-    Args:
-        gpus: the GPUs, as CUDA_VISIBLE_DEVICES names them.
-
     Returns:
         One value per worker: neighbouring GPUs if there are enough for all, else one GPU, which
         several workers may share.

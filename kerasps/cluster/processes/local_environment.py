@@ -9,11 +9,7 @@ from kerasps.cluster.processes.process import child_environment
 
 
 def task_environment(task_type: str, task_index: int, num_workers: int) -> dict[str, str]:
-    """Return the environment of the process of a task, without TF_CONFIG.
-
-    Args:
-        num_workers: the number of workers that share the GPUs of this machine.
-    """
+    """Return the environment of the process of a task, without TF_CONFIG."""
     env = child_environment(os.environ)
     # Log errors only: else a server's warnings about this machine's processor fill the log.
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -245,11 +245,7 @@ class TaskProcess:
 
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child that must import the same kerasps as this process.
-
-    Args:
-        base: the environment to start from, usually `os.environ`.
-    """
+    """Return the environment of a child that must import the same kerasps as this process."""
     env = dict(base)
     root = str(Path(__file__).resolve().parents[3])
     installed = [*site.getsitepackages(), site.getusersitepackages()]
@@ -289,11 +285,7 @@ def describe_exit_code(code: int) -> str:
 
 
 def last_lines(file: Path, count: int = LAST_LINES, *, begin: int = 0) -> str:
-    """Return the last `count` lines of a text file, without reading all of it; empty if missing.
-
-    Args:
-        begin: the byte at which to begin. Default 0.
-    """
+    """Return the last `count` lines of a text file, without reading all of it; empty if missing."""
     try:
         with file.open("rb") as stream:
             stream.seek(0, os.SEEK_END)

@@ -39,9 +39,6 @@ class Restart:
 class RestartBudget:
     """Grants each task a number of restarts in any hour.
 
-    Args:
-        max_restarts: the number; 0 grants none.
-
     Raises:
         TypeError: `max_restarts` is not an integer.
         ValueError: it is negative.

@@ -125,11 +125,7 @@ class _Redirection:
         return self._is_held and given[2:4] == self._port
 
     def applied(self, given: bytes) -> bytes | None:
-        """Return the address to bind to in place of a given one; None if the bind must fail.
-
-        Args:
-            given: the address that `bind` was called with, as bytes.
-        """
+        """Return the address to bind to in place of a given one; None if the bind must fail."""
         if given[2:4] != self._port or self._is_for_all:
             return given
         family = int.from_bytes(given[:2], "little")

@@ -28,9 +28,6 @@ _TIME_LIMIT_S = 10.0
 def open_first_context(server_def: Any, host: str, port: int) -> None:
     """Open a permanent context in a server of this machine before other processes connect to it.
 
-    Args:
-        host: an IP address of this machine that the server listens on.
-
     Warns:
         RuntimeWarning: the server has refused.
     """

@@ -24,11 +24,7 @@ _VARIABLE = "KERASPS_HELD_SOCKETS"
 
 
 class HeldPort:
-    """The sockets that reserve a port for a server of this process.
-
-    Args:
-        sockets: the sockets, which are bound to it and do not listen.
-    """
+    """The sockets that reserve a port for a server of this process."""
 
     def __init__(self, port: int, sockets: list[socket.socket]) -> None:
         self._port = port

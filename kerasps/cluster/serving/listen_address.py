@@ -63,11 +63,7 @@ def listen_address(description: ClusterDescription, bind: str | None = None) -> 
 
 
 def is_of_this_machine(address: str, hostname: str) -> bool:
-    """Return whether the host of an address is this machine.
-
-    Args:
-        hostname: the name of this machine, which need not resolve to an address that it has.
-    """
+    """Return whether the host of an address is this machine."""
     try:
         host, _ = split_address(address)
     except ValueError:

@@ -41,9 +41,6 @@ def check_port(address: str, listens_on: str | None, task: tuple[str, int]) -> N
     """Raise `TaskStartError` if no server can listen at the port of `address`.
 
     TensorFlow's error names neither the port nor the reason.
-
-    Args:
-        listens_on: the IP address where it will listen; None for all addresses.
     """
     # The address is numeric, so this makes no query.
     family, kind, _, _, place = socket.getaddrinfo(
@@ -65,11 +62,7 @@ def check_port(address: str, listens_on: str | None, task: tuple[str, int]) -> N
 def no_server(
     address: str, reason: str, task: tuple[str, int], *, in_use: bool = False
 ) -> TaskStartError:
-    """Return the error for a server that cannot start in the process of a script.
-
-    Args:
-        reason: the system's or TensorFlow's text.
-    """
+    """Return the error for a server that cannot start in the process of a script."""
     port = split_address(address)[1]
     task_type, task_index = task
     name = "the chief" if task_type == "chief" else f"{task_type} {task_index}"

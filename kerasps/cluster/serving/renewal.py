@@ -93,11 +93,7 @@ class CoordinatorWatch:
 
 
 class AfterTheEnd:
-    """Ends a task when an event has happened and nobody is connected to the task any more.
-
-    Args:
-        linger_s: the seconds after the event to wait at most for the connections to close.
-    """
+    """Ends a task when an event has happened and nobody is connected to the task any more."""
 
     def __init__(self, address: str, has_come: Callable[[], bool], *, linger_s: float) -> None:
         self._port = split_address(address)[1]
@@ -151,11 +147,7 @@ def connections_to(port: int) -> set[str]:
 
 
 def restart_process(port: int) -> NoReturn:
-    """Restart this process, with the same arguments, environment and process id.
-
-    Args:
-        port: the port that it listens on, which is reserved meanwhile.
-    """
+    """Restart this process, with the same arguments, environment and process id."""
     held_port.hold(port)
     sys.stdout.flush()
     sys.stderr.flush()

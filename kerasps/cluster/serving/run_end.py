@@ -49,10 +49,6 @@ def ask_run_end(
 
     Another process may listen there: the coordinator, while the script runs.
 
-    Args:
-        ended_with: the exit code of the task's script, if that has ended. Default None.
-        timeout_s: the time limit in seconds for the connection, and for each part of the answer.
-
     Raises:
         OSError: no process accepts a connection there.
     """
@@ -157,11 +153,7 @@ class RunEndAnnouncer:
 
 
 class _RunEnd:
-    """The end of a run: its exit code, and the tasks that still run. Thread: any.
-
-    Args:
-        waits_for: the tasks that have to end first.
-    """
+    """The end of a run: its exit code, and the tasks that still run. Thread: any."""
 
     def __init__(self, code: int, waits_for: set[Task]) -> None:
         self.code = code

@@ -16,11 +16,7 @@ from kerasps.variables.keras.joins import Join
 def metric_joins(
     sources: Sources, forms_of: Sequence[tuple[ParameterServerVariable, list[Form]]]
 ) -> list[Join | None]:
-    """Return the join of each metric's state; None for a state that cannot be joined.
-
-    Args:
-        forms_of: the states, with the forms of the new values that the step has given each.
-    """
+    """Return the join of each metric's state; None for a state that cannot be joined."""
     of_metrics = sources.mask({id(variable) for variable, _ in forms_of})
 
     def is_alone(form: Form) -> bool:

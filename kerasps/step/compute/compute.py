@@ -49,7 +49,6 @@ class Compute:
     variables, and is done again.
 
     Args:
-        inventory: the variables that earlier traces have met; this trace adds to it.
         inputs: this replica's share of the arguments of the traced graph.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
         has_gpu: whether it computes on a GPU, and may use kernels that only a GPU has.
@@ -240,12 +239,7 @@ class Compute:
         apply: Callable[[Sequence[tf.Tensor | tf.IndexedSlices | None]], None],
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     ) -> None:
-        """Apply an optimizer once, to the sums of the gradients of all replicas.
-
-        Args:
-            apply: applies the optimizer to gradients.
-            gradients: the gradients of this replica.
-        """
+        """Apply an optimizer once, to the sums of the gradients of all replicas."""
         if self._apply_together is None:
             apply(gradients)
         else:

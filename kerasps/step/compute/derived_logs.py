@@ -19,12 +19,7 @@ from kerasps.variables import ParameterServerVariable
 
 
 class DerivedLog:
-    """A log as a function of the states of metrics.
-
-    Args:
-        function: the concrete function from the states to the log.
-        states: the states.
-    """
+    """A log as a function of the states of metrics."""
 
     def __init__(
         self,

@@ -22,10 +22,6 @@ from kerasps.variables import ParameterServerVariable
 def rows_found(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
     """Return the rows that a look-up finds.
 
-    Args:
-        number: the index of the look-up among those of the table.
-        ids: the ids to look up, of any shape.
-
     Returns:
         A tensor of shape `ids.shape + table.rows.shape[1:]`.
     """

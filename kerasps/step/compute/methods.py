@@ -37,11 +37,7 @@ class Method(Protocol):
         """Return the variables that it probably reads, except the states of metrics."""
 
     def expected_metrics(self, element_spec: object) -> list[Any]:
-        """Return the states of metrics that it probably adds to. Call in the strategy's scope.
-
-        Args:
-            element_spec: the `tf.TypeSpec` structure of a batch.
-        """
+        """Return the states of metrics that it probably adds to. Call in the strategy's scope."""
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that it probably applies."""
@@ -51,11 +47,7 @@ class Method(Protocol):
 
 
 class ModelMethod:
-    """A method of a model (see `Method`).
-
-    Args:
-        method: the name of the method: `"train_step"`, `"test_step"` or `"predict_step"`.
-    """
+    """A method of a model (see `Method`)."""
 
     def __init__(self, model: keras.Model, method: str) -> None:
         self._model = model

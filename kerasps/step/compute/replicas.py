@@ -153,9 +153,6 @@ class _ReplicaThread(threading.Thread, Generic[_Result]):
 class Replicas:
     """The replicas of a step, in the graph that is being traced.
 
-    Args:
-        has_gpu: whether all replicas compute on GPUs.
-
     Attributes:
         phases: the phase of each replica.
     """
@@ -190,12 +187,7 @@ class Replicas:
             phase.share_updates(self.phases[0])
 
     def call(self, call: Callable[[Any], Returned], devices: Sequence[str]) -> list[Returned]:
-        """Call a method for each replica, on its device; return the results.
-
-        Args:
-            call: calls the method, given a batch.
-            devices: the device of each replica, such as "GPU:0".
-        """
+        """Call a method for each replica, on its device; return the results."""
 
         def body(replica: int) -> Returned:
             with (
@@ -222,11 +214,7 @@ class Replicas:
         apply: Callable[[Sequence[tf.Tensor | tf.IndexedSlices | None]], None],
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     ) -> None:
-        """Apply an optimizer to the sums of all replicas' gradients. Thread: that of a replica.
-
-        Args:
-            apply: applies the optimizer to gradients.
-        """
+        """Apply an optimizer to the sums of all replicas' gradients. Thread: that of a replica."""
         if self._is_applying:  # inside another optimizer, such as one that scales losses
             apply(gradients)
             return

@@ -52,9 +52,6 @@ class StepValues:
 
     Make it in the graph of the step.
 
-    Args:
-        inventory: the variables that earlier traces have met; this trace adds scratch resources.
-
     Attributes:
         assigned: the variables that the step has assigned.
         changed: the variables whose values have changed since this was last cleared.

@@ -198,12 +198,7 @@ class Inventory:
         whole: Mapping[ParameterServerVariable, str],
         lookups: Mapping[ParameterServerVariable, Sequence[object]],
     ) -> None:
-        """Replace what the first trace presumed by what it saw; do nothing after later traces.
-
-        Args:
-            whole: the variables that the trace read whole, and the reasons.
-            lookups: the look-ups of the trace, by table.
-        """
+        """Replace what the first trace presumed by what it saw; do nothing after later traces."""
         if not self.presumes:
             return
         self.presumes = False

@@ -71,12 +71,7 @@ def calls(node: tf.compat.v1.NodeDef, names: set[str]) -> bool:
 def functions_with(
     condition: Callable[[tf.compat.v1.NodeDef], bool], functions: Iterable[Function]
 ) -> set[str]:
-    """Return the names of the functions that have such an operation, or call one that has.
-
-    Args:
-        condition: returns True for such an operation.
-        functions: the `FunctionDef`s of a graph.
-    """
+    """Return the names of the functions that have such an operation, or call one that has."""
     bodies = {function.signature.name: function.node_def for function in functions}
     found = {name for name, body in bodies.items() if any(map(condition, body))}
     before = -1

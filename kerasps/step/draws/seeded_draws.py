@@ -101,7 +101,6 @@ def with_draws_of_step(
     Args:
         counts: the name of the input that has the count of the step, by replica.
         replica_of: returns the replica of an operation, by its place in the graph.
-        make: makes a concrete function with the arguments of `function`.
     """
     graph = function.graph
     graph_def = graph.as_graph_def()
@@ -206,12 +205,7 @@ class _Rewriting:
     def rewritten(
         self, nodes: Sequence[_Node], seeds: Sequence[str], *, in_function: bool
     ) -> tuple[list[_Node], dict[str, str]]:
-        """Return copies of nodes that draw by the step's seeds, and the new names of outputs.
-
-        Args:
-            seeds: for each, the name of the tensor with the seeds of the step.
-            in_function: whether inputs are named as in a function.
-        """
+        """Return copies of nodes that draw by the step's seeds, and the new names of outputs."""
         result: list[_Node] = []
         # Loops of TensorFlow 1 have no place for a count of iterations.
         counts_loops = not any(node.op in ("Enter", "RefEnter") for node in nodes)

@@ -245,13 +245,7 @@ def _sampled(
     draw: Callable[[tf.Tensor, _Number], tf.Tensor],
     probability: Callable[[tf.Tensor], tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return sampled classes, and how often the true and the sampled ones are expected.
-
-    Args:
-        attributes: those of the sampler.
-        draw: draws a number of classes by a seed.
-        probability: returns the probabilities of classes, which are float64 numbers.
-    """
+    """Return sampled classes, and how often the true and the sampled ones are expected."""
     num_sampled = attributes["num_sampled"].i
     if attributes["unique"].b:
         ids, num_draws = _different(seed, num_sampled, draw)

@@ -153,11 +153,7 @@ class _Meaning:
     def of(
         self, step_graph: tf.types.experimental.ConcreteFunction, captured: Sequence[object]
     ) -> bytes:
-        """Return the digest of a concrete function whose graph this is.
-
-        Args:
-            captured: the fingerprint of its captured tensors.
-        """
+        """Return the digest of a concrete function whose graph this is."""
         names: dict[str, str] = {}
         self._add_nodes(self._graph_def.node, names, [t.name for t in step_graph.outputs])
         self._add(list(captured))

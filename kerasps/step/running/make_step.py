@@ -35,10 +35,6 @@ def explaining(
 ) -> Iterator[None]:
     """In this context, explain why no step can be traced for some batches.
 
-    Args:
-        differences: the differences between the batches of workers, in words; None if there are
-            none.
-
     Raises:
         InputError: the reason is known.
     """

@@ -27,12 +27,7 @@ _ESCAPED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "'": "\\'", "\\":
 def texts_in(
     nodes: Sequence[tf.compat.v1.NodeDef], returned: Iterable[str]
 ) -> dict[str, list[str]]:
-    """Return the message texts of a graph or function, by the name of the node that has them.
-
-    Args:
-        nodes: its `NodeDef`s.
-        returned: the names of the tensors that it returns.
-    """
+    """Return the message texts of a graph or function, by the name of the node that has them."""
     uses: dict[str, list[tuple[Any, int]]] = {}
     for node in nodes:
         for index, source in enumerate(node.input):

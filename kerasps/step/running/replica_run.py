@@ -92,11 +92,7 @@ class PushCounts:
         self._handle: tf.Tensor | None = None
 
     def next(self, graph: tf.Graph, devices: Sequence[str]) -> list[tf.Tensor]:
-        """Return the counts of all ps, then add one to those of `devices`.
-
-        Args:
-            graph: the function's graph: the current graph, or one around it.
-        """
+        """Return the counts of all ps, then add one to those of `devices`."""
         if self._handle is None:
             # In the function's graph, where no condition or loop hides it from later runs.
             with graph.as_default(), tf.device("/device:CPU:0"):
@@ -120,12 +116,7 @@ def run_in_graph(
     args: Sequence[object],
     kwargs: Mapping[str, object] | None,
 ) -> Any:
-    """Add a step to the `tf.function` that is being traced; return what `fn` returns.
-
-    Args:
-        fn: the function that computes, like `train_step`, on pulled values.
-        args: its arguments: tensors, iterators, any objects.
-    """
+    """Add a step to the `tf.function` that is being traced; return what `fn` returns."""
     wanted = host.options.worker_devices
     if wanted is not None and len(wanted) > 1:
         raise UnsupportedError(
@@ -297,9 +288,6 @@ class HoistedIterator:
 
     A step is traced several times, and its ids are worked out ahead of it, but each batch is read
     only once.
-
-    Args:
-        graph: the graph around the step.
     """
 
     def __init__(self, iterator: tf.data.Iterator, graph: tf.Graph) -> None:

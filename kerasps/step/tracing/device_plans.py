@@ -24,9 +24,6 @@ _POLL_S = 0.1
 class DevicePlans:
     """Traces a step for each kind of worker.
 
-    Args:
-        device: the device of the first trace, in short ("GPU:0").
-
     Attributes:
         trace: the first trace.
     """
@@ -68,13 +65,7 @@ class DevicePlans:
         return math.lcm(*(plan.num_replicas for plan in self._plans.values()))
 
     def plan_for(self, size: int, replicas: int, devices: tuple[str, ...]) -> StepPlan:
-        """Return the plan of an execution on a worker.
-
-        Args:
-            size: the number of batches of the execution.
-            replicas: the number of batches that a step takes.
-            devices: the devices of the worker; the step must be traced for the first.
-        """
+        """Return the plan of an execution on a worker."""
         if size < replicas or replicas == 1:
             return self._plans[devices[:1]]
         if len(devices) == replicas and devices in self._plans:
@@ -86,11 +77,7 @@ class DevicePlans:
     # Workers that join while steps run, with other devices
 
     def await_trace(self, devices: Sequence[str], is_over: Callable[[], bool]) -> None:
-        """Wait until the step is traced for the first of `devices`. Thread: a worker's.
-
-        Args:
-            is_over: returns True if the flight has ended, so that the wait ends too.
-        """
+        """Wait until the step is traced for the first of `devices`. Thread: a worker's."""
         first = tuple(devices[:1])
         with self._has_changed:
             while first not in self._plans and not is_over():

@@ -42,11 +42,7 @@ class Overlap:
         self._replaced = [(i, change) for i, change in states if change.replaces]
 
     def after_loop(self, steps: tf.Tensor) -> None:
-        """Make later steps in this graph wait for a loop over earlier ones.
-
-        Args:
-            steps: the step count that the loop returns.
-        """
+        """Make later steps in this graph wait for a loop over earlier ones."""
         self._loops[tf.compat.v1.get_default_graph()] = steps
 
     def before_pull(self, step: StepContext) -> None:

@@ -29,12 +29,7 @@ class Runner(Protocol):
     def function(
         self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]
     ) -> tf.types.experimental.ConcreteFunction:
-        """Return the function of an execution.
-
-        Args:
-            steps: runs the steps, given a ticket and the arguments; returns the packed state.
-            arguments: the specs of the data and of the header.
-        """
+        """Return the function of an execution."""
 
 
 class _ReturningWorker:

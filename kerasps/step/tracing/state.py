@@ -133,9 +133,6 @@ class WorkerVariables:
     They are its ticket and its totals: the state of all steps since the last `collect`. They are
     resources without names; the coordinator has their handles. A worker that is made ready again
     gets new ones. So executions that were sent before, and may still run, reach neither.
-
-    Args:
-        num_ps: the number of ps that the step pushes to.
     """
 
     def __init__(self, packing: Packing[StepState], num_ps: int, joins: Sequence[Join]) -> None:

@@ -242,10 +242,6 @@ def _joined(plan: StepPlan, outputs: list[list[tf.Tensor]]) -> tuple[list[tf.Ten
 class _Step:
     """Adds the operations of one step to a step graph.
 
-    Args:
-        header: the packed header, if the step draws seeds.
-        copies_tables: whether the step reads the worker's copies of lookup tables.
-
     Attributes:
         overlap: makes steps overlap; None if each step waits for the one before.
     """

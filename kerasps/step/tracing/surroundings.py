@@ -65,12 +65,7 @@ class Surroundings:
         draws: Sequence[int],
         joins: Sequence[Join],
     ) -> tuple[list[StateChange], SeedDraw | None]:
-        """Return the changes of the stand-ins of metrics, and the draw of the step's seeds.
-
-        Args:
-            changed: the other variables that it changes.
-            draws: the number of seeds that it draws from each generator.
-        """
+        """Return the changes of the stand-ins of metrics, and the draw of the step's seeds."""
         del inventory, updates, changed, draws, joins
         return [], None
 

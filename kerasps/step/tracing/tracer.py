@@ -87,12 +87,7 @@ class _Call(NamedTuple):
 
 
 class Tracer:
-    """Traces a step.
-
-    Args:
-        element_spec: the `tf.TypeSpec` structure of a batch.
-        known: the tracer of another step of the same model; None for none.
-    """
+    """Traces a step."""
 
     def __init__(
         self,
@@ -121,7 +116,6 @@ class Tracer:
         """Trace until a trace meets nothing new.
 
         Args:
-            device: the device of the worker that computes, in short ("GPU:0").
             has_gpu: whether the step may use kernels that only a GPU has. Default: True if the
                 device is a GPU.
 
@@ -153,11 +147,6 @@ class Tracer:
         self, devices: Sequence[str], known: StepPlan, single: StepPlan | None = None
     ) -> StepPlan:
         """Trace once more, for other devices, and return the plan. Call after `trace`.
-
-        Args:
-            devices: the device of each replica.
-            known: another plan of the step.
-            single: the plan of the step on the first device alone, if there are several.
 
         Raises UnsupportedError if the step cannot run on these devices.
         """
@@ -209,12 +198,7 @@ class Tracer:
     def _trace_once(
         self, devices: Sequence[str], known: StepPlan | None = None, single: StepPlan | None = None
     ) -> Trace | None:
-        """Trace once, with a replica on each device; return None if the trace met something new.
-
-        Args:
-            known: another plan of the step; None in the first traces.
-            single: the plan for the first device, if there are several.
-        """
+        """Trace once, with a replica on each device; return None if the trace met something new."""
         inventory = self._inventory
         function, call = self._trace_function(devices)
         phases, returned, phase = call.phases, call.returned[0], call.phases[0]

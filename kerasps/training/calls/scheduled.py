@@ -112,12 +112,7 @@ class _ThreadState(threading.local):
 
 
 class ScheduledCall(_compat.base_class("Closure")):  # type: ignore[misc]
-    """A closure of TensorFlow, whose pushes are applied once.
-
-    Args:
-        calls: counts them.
-        parts: the arguments of TensorFlow's constructor.
-    """
+    """A closure of TensorFlow, whose pushes are applied once."""
 
     def __init__(self, calls: ScheduledCalls, parts: Parts) -> None:
         self._calls = calls

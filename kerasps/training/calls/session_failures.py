@@ -125,13 +125,7 @@ class SessionFailures:
 
 
 def loses_workers_error(name: str, executions: Sequence[Execution], reason: str) -> WorkerLostError:
-    """Return the error for steps that have lost too many workers.
-
-    Args:
-        name: the name of the last worker.
-        executions: those that it had.
-        reason: the error of its session in short.
-    """
+    """Return the error for steps that have lost too many workers."""
     first = int(executions[0].header.first_step)
     steps = sum(execution.num_steps for execution in executions)
     return WorkerLostError(

@@ -56,11 +56,7 @@ class _Decision(enum.Enum):
 
 
 class WorkerRecovery:
-    """Replaces `WorkerPreemptionHandler`, with the methods that TensorFlow calls.
-
-    Args:
-        cluster: the coordinator's `Cluster`.
-    """
+    """Replaces `WorkerPreemptionHandler`, with the methods that TensorFlow calls."""
 
     def __init__(self, cluster: Any, membership: Membership, calls: FailingCalls) -> None:
         self._cluster = cluster
@@ -79,13 +75,7 @@ class WorkerRecovery:
         on_recovery_fn: Callable[[], None] | None = None,
         worker_device_name: str = "(unknown)",
     ) -> Iterator[None]:
-        """Handle the loss of a worker within this context, and wait until it is back.
-
-        Args:
-            on_failure_fn: called when the worker is lost.
-            on_transient_failure_fn: called when it is not lost, and a retry may help.
-            on_recovery_fn: called when it is back.
-        """
+        """Handle the loss of a worker within this context, and wait until it is back."""
         worker = tf.DeviceSpec.from_string(worker_device_name).task
         try:
             with self._ended_with_cluster():

@@ -56,11 +56,7 @@ class Dispatching(Protocol):
         """Return the part of each worker in this loop, by its index. Thread: any."""
 
     def make_sources(self, epoch: int, *, must_end: bool) -> None:
-        """Begin a pass over the data with `epoch`.
-
-        Args:
-            must_end: whether data that never end are an error.
-        """
+        """Begin a pass over the data with `epoch`."""
 
     def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
         """Begin at `positions` in the input's pass. Call `Input.resume_pass` before."""

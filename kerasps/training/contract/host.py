@@ -76,21 +76,12 @@ class Host(StepHost, Protocol):
     def begin_fit(
         self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
     ) -> tuple[Input, Any]:
-        """Return the input of a new `fit`, and the callbacks to call in this process.
-
-        Args:
-            data: the `x` of `fit`.
-            arguments: the arguments of `as_input`.
-        """
+        """Return the input of a new `fit`, and the callbacks to call in this process."""
 
     def before_steps(
         self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
     ) -> None:
-        """Note that steps are about to run. Call before any callback.
-
-        Args:
-            data: the data, or the batches of a method on one batch.
-        """
+        """Note that steps are about to run. Call before any callback."""
         return
 
     def dispatcher(self, steps: LoopSteps) -> Dispatching:

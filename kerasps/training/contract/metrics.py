@@ -15,9 +15,6 @@ class MetricTotals:
 
     Each result is that of its steps alone and is joined here, so an execution that is retried
     because its result was lost counts once. `logs` writes the states to the model's metrics.
-
-    Args:
-        model: the model; its metrics hold the initial state.
     """
 
     def __init__(self, model: keras.Model, function: TracedStep) -> None:

@@ -40,11 +40,7 @@ class Admission:
         """Note that a worker has no steps to do for now, so that no other worker waits for it."""
 
     def take_in(self, workers: Iterable[int]) -> list[Command]:
-        """Return the commands for workers that must act before they are given steps.
-
-        Args:
-            workers: the workers that could be given steps now.
-        """
+        """Return the commands for workers that must act before they are given steps."""
         del workers
         return []
 
@@ -71,11 +67,7 @@ class Admission:
         """
 
     def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
-        """Return whether a worker may be given `steps` steps now.
-
-        Args:
-            readers: returns the workers that have data.
-        """
+        """Return whether a worker may be given `steps` steps now."""
         raise NotImplementedError
 
     def give(self, worker: int, steps: int) -> None:
@@ -189,9 +181,6 @@ class Synchronous(Admission):
     A worker takes part once it has told every ps (`step.Joints`). From then on each update waits
     for it, so it must be given steps, or be removed. If one worker is given more steps than the
     others, it does the surplus alone in the end.
-
-    Args:
-        num_backups: how many workers an update does not wait for.
     """
 
     def __init__(self, *, num_backups: int = 0) -> None:

@@ -18,9 +18,6 @@ class Dealer:
     An execution is pending in the queue, for any worker, or with a split (`SplitLedger.put_back`),
     for the reader of the split. The latter needs the split's next batches, and comes before the
     queue.
-
-    Args:
-        executions_ahead: how many executions a worker is given at a time.
     """
 
     def __init__(

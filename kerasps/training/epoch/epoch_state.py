@@ -71,8 +71,6 @@ class EpochState:
     running or uncollected.
 
     Args:
-        lost: the workers that are lost before the loop begins.
-        executions_ahead: how many executions a worker is given at a time.
         collect_interval: seconds for which a worker may hold results. 0: each execution returns its
             result, so `ResultReturned` replaces `ExecutionsDone` and `ResultCollected`.
     """

@@ -14,9 +14,6 @@ class EpochWorkers:
     """The state of the workers, and the split that each of them reads.
 
     Any code may read it. Only `EpochState` and its `Dealer` change it.
-
-    Args:
-        lost: the workers that are lost before the epoch begins.
     """
 
     def __init__(self, num_workers: int, lost: Iterable[int]) -> None:
@@ -86,11 +83,7 @@ class EpochWorkers:
         return unfinished[0] if unfinished else None
 
     def activities(self, *, is_queued: bool) -> dict[int, WorkerActivity]:
-        """Return the part of each worker in the epoch, by its index.
-
-        Args:
-            is_queued: whether executions are pending.
-        """
+        """Return the part of each worker in the epoch, by its index."""
         return {
             index: WorkerActivity(len(worker.running), self._waits_for(worker, is_queued))
             for index, worker in enumerate(self.states)
@@ -140,12 +133,7 @@ class EpochWorkers:
         self._lost.discard(index)
 
     def assign(self, index: int, min_batches: int) -> None:
-        """Assign another split to a worker, if one is available.
-
-        Args:
-            index: the worker.
-            min_batches: the smallest number of batches of the half of a divided split.
-        """
+        """Assign another split to a worker, if one is available."""
         worker = self.states[index]
         worker.is_exhausted = worker.shares = False
         worker.split = None

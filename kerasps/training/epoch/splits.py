@@ -109,11 +109,7 @@ class Split:
             assert not self.is_endless, "an execution is bound to batches of endless data"
 
     def validate_held(self, num_batches: int) -> None:
-        """Raise AssertionError if a batch is lost, or counted twice.
-
-        Args:
-            num_batches: the number of batches of executions that are not counted.
-        """
+        """Raise AssertionError if a batch is lost, or counted twice."""
         if self.left is not None and self.end is not None:
             held = self.confirmed + num_batches + self.left
             assert held == self.end, "a batch is lost or double"
@@ -197,9 +193,6 @@ class SplitLedger:
 
         The reader of the divided split is not told: it is just given no executions behind its new
         end. The caller assigns a worker to the new split, which counts as taken.
-
-        Args:
-            min_batches: the smallest number of batches of the new split.
         """
         readers = [
             split

@@ -25,8 +25,6 @@ class BatchCallbacks:
     it is called as often as it draws. Thread: `fit`'s.
 
     Args:
-        mode: `"train"`, `"test"` or `"predict"`.
-        totals: the source of the logs.
         before_access: called before a callback first touches a variable on a ps. It must return
             only when no step is in flight.
 
@@ -56,9 +54,6 @@ class BatchCallbacks:
     def begin(self, first: int) -> bool:
         """Call the callbacks for the begin of the next execution, unless they were called before.
 
-        Args:
-            first: the number of its first step in the epoch.
-
         Returns:
             True if they were called now. They may have changed what may be sent.
         """
@@ -68,11 +63,7 @@ class BatchCallbacks:
         return True
 
     def add(self, first: int, last: int, outputs: Sequence[object] = ()) -> None:
-        """Note that the steps `first` to `last` of the epoch are done.
-
-        Args:
-            outputs: the outputs of each step of `predict`.
-        """
+        """Note that the steps `first` to `last` of the epoch are done."""
         self._pending = (first, last, outputs)
         if self._every_execution or time.monotonic() >= self._next_call:
             self.flush()

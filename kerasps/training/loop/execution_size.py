@@ -101,20 +101,13 @@ def unlooped(steps: int, unrolled: int) -> int:
 
     A loop across tasks costs a millisecond per iteration, and once the transfers of a whole block:
     behind its last iteration, TensorFlow passes dead tensors through all tasks.
-
-    Args:
-        unrolled: the number of steps in an unrolled block.
     """
     parts = math.ceil(steps / unrolled)
     return math.ceil(steps / parts) if parts <= _MAX_PARTS else steps
 
 
 def executions_at_once(most: int, in_epoch: int | None, num_workers: int) -> int:
-    """Return how many executions to send as one, so that their steps overlap.
-
-    Args:
-        in_epoch: the executions of an epoch; None if that is not known.
-    """
+    """Return how many executions to send as one, so that their steps overlap."""
     if in_epoch is None:
         return max(1, most)
     # Two for each worker, or some workers are idle at the end.

@@ -30,10 +30,6 @@ COLLECT_INTERVAL_S = 0.2
 class Loop:
     """Runs passes over an input in one mode.
 
-    Args:
-        steps: the number of steps of each epoch; None to read all data.
-        predictions: collects the outputs of `predict`. Each execution then returns its result.
-
     Attributes:
         on_turn: called between two reports. It may call `drain`.
     """

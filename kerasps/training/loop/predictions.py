@@ -11,9 +11,6 @@ class Predictions:
 
     Each worker reads a split, so outputs come back in any order. Callbacks and callers get them in
     the order of the input. Thread: `fit`'s.
-
-    Args:
-        num_splits: the number of splits of the input; 0 if executions carry their batches.
     """
 
     def __init__(self, num_splits: int) -> None:
@@ -34,13 +31,7 @@ class Predictions:
         return self._in_order[: self._num_reported]
 
     def add(self, outputs: Sequence[object], split: int | None, first: int) -> None:
-        """Add the outputs of batches that follow each other in a split.
-
-        Args:
-            outputs: the outputs of each batch.
-            split: the split of the input; None if executions carry their batches.
-            first: the place of the first batch in the split, or in the input.
-        """
+        """Add the outputs of batches that follow each other in a split."""
         for place, output in enumerate(outputs, start=first):
             # Split i of n has the batches i, i + n, i + 2n, ... of the input.
             self._early[place if split is None else place * self._num_splits + split] = output

@@ -48,11 +48,7 @@ def runs_eagerly(model: keras.Model) -> bool:
 def run_eagerly(
     original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> Any:
-    """Call a method of Keras's trainer, `fit` or another, so that its steps run in this process.
-
-    Args:
-        original: Keras's method.
-    """
+    """Call a method of Keras's trainer, `fit` or another, so that its steps run in this process."""
     wait_for_steps()
     strategy = strategy_of(model)
     host: Host = strategy.extended.host
@@ -83,11 +79,7 @@ def is_running_eagerly(model: object) -> bool:
 
 
 class StrategyOfLoop:
-    """Replaces the strategy in Keras's loop while steps run in this process.
-
-    Args:
-        strategy: the `ParameterServerStrategy` of the variables.
-    """
+    """Replaces the strategy in Keras's loop while steps run in this process."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy

@@ -126,11 +126,7 @@ def _as_tensor(value: object) -> Any:
 
 
 def _warn_of_local_step(host: Host, what: str) -> None:
-    """Log once that this process computes on its CPU, although workers have GPUs.
-
-    Args:
-        what: the method that the user has called.
-    """
+    """Log once that this process computes on its CPU, although workers have GPUs."""
     has_gpu = any(devices[0] != FIRST_CPU for devices in host.devices_of_workers())
     if has_gpu and host.own_devices == (FIRST_CPU,) and host not in _warned:
         _warned.add(host)

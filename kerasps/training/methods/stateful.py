@@ -16,12 +16,7 @@ from kerasps.inputs import DatasetCreator
 
 
 def build_stateful(model: keras.Model, first_batch: Callable[[], object]) -> None:
-    """Build the model from its first batch, if a layer with `stateful=True` is not built yet.
-
-    Args:
-        model: the model, prepared.
-        first_batch: returns the inputs of a batch, or None if it cannot.
-    """
+    """Build the model from its first batch, if a layer with `stateful=True` is not built yet."""
     layers = model._flatten_layers()
     if all(layer.built for layer in layers if getattr(layer, "stateful", False)):
         return

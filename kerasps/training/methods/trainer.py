@@ -96,11 +96,7 @@ def _train(
     *,
     steps: int | None,
 ) -> None:
-    """Run the epochs of a `fit` with its backups, while its traffic and staleness are measured.
-
-    Args:
-        epochs: the numbers of the epochs, unless a callback resumes an earlier training.
-    """
+    """Run the epochs of a `fit` with its backups, while its traffic and staleness are measured."""
     host = host_of(model)
     host.traffic_meter.start(function.traffic)
     host.staleness_meter.start(function.devices)
@@ -127,12 +123,7 @@ def _run_epochs(
     *,
     warns: bool,
 ) -> None:
-    """Run the epochs of a `fit`.
-
-    Args:
-        epochs: the numbers of the epochs, unless a callback resumes an earlier training.
-        warns: True to warn of missing data in epochs after the first.
-    """
+    """Run the epochs of a `fit`."""
     model.stop_training = False
     callbacks.on_train_begin()
     logs = None

@@ -138,20 +138,12 @@ class Dispatcher:
     # Epochs
 
     def make_sources(self, epoch: int, *, must_end: bool) -> None:
-        """Begin a pass over the data with `epoch`.
-
-        Args:
-            must_end: whether data that never end are an error.
-        """
+        """Begin a pass over the data with `epoch`."""
         self._inputs.start_pass(epoch, must_end=must_end)
         self.begin_resumed(())
 
     def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
-        """Begin at `positions` in the input's pass. Call `Input.resume_pass` before.
-
-        Args:
-            positions: the property `positions` of an earlier dispatcher.
-        """
+        """Begin at `positions` in the input's pass. Call `Input.resume_pass` before."""
         self._channel.post(PassBegan(self._inputs.num_splits, tuple(positions)))
         self._flights.begin_pass()
 

@@ -105,11 +105,6 @@ class Session:
 
     Thread: the worker's thread, whose operations go through `executor` to the worker's device.
 
-    Args:
-        executor: runs the operations, in the order in which they are made.
-        post: passes an event to the epoch's state.
-        on_success: called when executions are known to be done.
-
     Attributes:
         runner: makes the step graphs that it calls.
         executions_ahead: how many executions a worker is given before the first is done.
@@ -288,9 +283,6 @@ def first_error(executor: Any, error: BaseException) -> BaseException:
 
     A call whose argument an earlier call failed to make ends in another error, which says nothing
     of the first.
-
-    Args:
-        executor: the executor of the calls; None if there is none yet.
     """
     follows = isinstance(error, tf.errors.InternalError) and "poisoned" in error.message
     if executor is not None and follows:

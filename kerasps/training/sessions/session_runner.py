@@ -47,9 +47,6 @@ class SessionRunner:
     When a session fails and the error may mean a loss, the runner closes its lane and tells the
     state. After other errors it calls `stop_waiting_for` of the update rule. Then it asks for a new
     session if that may help; otherwise the flight ends in the session's error.
-
-    Args:
-        kind: the class of sessions, which says where results go.
     """
 
     def __init__(

@@ -19,10 +19,6 @@ class WorkerLanes:
 
     A worker's lane is given back when the worker gets another one. The last ones are given back
     when this object is garbage, since no session refers to it then.
-
-    Args:
-        devices: the devices of the ps that steps push to; empty if steps change nothing.
-        on_close: called with each lane that is closed.
     """
 
     def __init__(
