@@ -168,6 +168,9 @@ def _is_member(name: str) -> bool:
 
 @functools.cache
 def variables_in_source() -> set[str]:
-    """The environment variables of kerasps that its source names."""
-    texts = [path.read_text(encoding="utf-8") for path in (CHECKOUT / "kerasps").rglob("*.py")]
-    return set(re.findall(r"KERASPS_[A-Z_]+", "".join(texts)))
+    """The environment variables of kerasps that its source names, or has for an option."""
+    paths = (CHECKOUT / "kerasps").rglob("*.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in paths)
+    options = re.findall(r'add_setting\(\s*(?:\*\()?"--([\w-]+)"', source)
+    of_options = {f"KERASPS_{option.upper().replace('-', '_')}" for option in options}
+    return set(re.findall(r"KERASPS_[A-Z_]+", source)) | of_options

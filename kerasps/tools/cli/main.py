@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,21 +11,18 @@ from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
 from kerasps.tools.cli.commands import plan, run, serve, top, trace
 from kerasps.tools.cli.commands.options import (
-    MODES,
     CommandParser,
     Commands,
     add_command,
+    add_evaluator_timeout,
     add_mode,
     add_numbers,
     add_script,
     as_count_or_zero,
     as_evaluator,
-    as_mode,
     as_seconds,
     check_script,
-    numbers,
     refuse,
-    setting,
 )
 from kerasps.tools.monitoring.sockets import remove_stale_sockets
 
@@ -95,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, others = parser.parse_known_args(argv)
     if others:
         refuse(getattr(args, "parser", parser), others)
+    args.parser.fill_in(args)
     try:
         return _HANDLERS[args.command](args)
     except (KeraspsError, RuntimeError, OSError) as exc:
@@ -105,30 +102,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _launch(args: argparse.Namespace) -> int:
     from kerasps.tools.cli.commands.launch import launch
 
-    parser: argparse.ArgumentParser = args.parser
-    num_workers, num_ps = numbers(parser, args)
-    start_timeout = setting(parser, args.start_timeout, "KERASPS_START_TIMEOUT", as_seconds, 60.0)
-    max_restarts = setting(
-        parser, args.max_restarts, "KERASPS_MAX_RESTARTS", as_count_or_zero, DEFAULT_MAX_RESTARTS
-    )
-    evaluator = setting(parser, args.evaluator, "KERASPS_EVALUATOR", as_evaluator, None)
-    evaluator_timeout = setting(
-        parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", as_seconds, 600.0
-    )
-    log_dir = args.log_dir or os.environ.get("KERASPS_LOG_DIR") or None
-    check_script(parser, args.script, args.args)
-    command = [sys.executable, args.script, *args.args]
+    check_script(args.parser, args.script, args.args)
     try:
         return launch(
-            command,
-            num_workers=num_workers,
-            num_ps=num_ps,
-            mode=setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0]),
-            log_dir=log_dir,
-            start_timeout=start_timeout,
-            max_restarts=max_restarts,
-            evaluator=None if evaluator is None else [sys.executable, *evaluator],
-            evaluator_timeout=evaluator_timeout,
+            [sys.executable, args.script, *args.args],
+            num_workers=args.num_workers,
+            num_ps=args.num_ps,
+            mode=args.mode,
+            log_dir=args.log_dir,
+            start_timeout=args.start_timeout,
+            max_restarts=args.max_restarts,
+            evaluator=None if args.evaluator is None else [sys.executable, *args.evaluator],
+            evaluator_timeout=args.evaluator_timeout,
         )
     finally:
         remove_stale_sockets()  # a killed script leaves its socket
@@ -183,44 +168,23 @@ def _add_launch(commands: Commands) -> None:
     )
     add_numbers(launch)
     add_mode(launch, "the process that drives the steps")
-    launch.add_argument(
-        "--log-dir",
-        metavar="DIR",
-        help="directory for one log file per process (default: a temporary one, which is kept "
-        "if a task dies; environment: KERASPS_LOG_DIR)",
+    launch.add_setting(
+        *("--log-dir", str, None, "DIR", "directory for one log file per process"),
+        shown="a temporary one, which is kept if a task dies",
     )
-    launch.add_argument(
-        "--start-timeout",
-        type=as_seconds,
-        metavar="SECONDS",
-        help="time limit for all processes to be ready (default: 60; environment: "
-        "KERASPS_START_TIMEOUT)",
+    launch.add_setting(
+        *("--start-timeout", as_seconds, 60.0, "SECONDS"),
+        "time limit for all processes to be ready",
+        shown=60,
     )
-    launch.add_argument(
-        "--max-restarts",
-        type=as_count_or_zero,
-        metavar="N",
-        help="restarts within an hour of each worker, and of the whole run because of each ps and "
-        f"of the script; 0: none (default: {DEFAULT_MAX_RESTARTS}; environment: "
-        "KERASPS_MAX_RESTARTS)",
+    launch.add_setting(
+        *("--max-restarts", as_count_or_zero, DEFAULT_MAX_RESTARTS, "N"),
+        "restarts within an hour of each worker, and of the whole run because of each ps and of "
+        "the script; 0: none",
     )
-    _add_evaluator(launch)
+    launch.add_setting(
+        *("--evaluator", as_evaluator, None, "COMMAND"),
+        "a script that evaluates checkpoints during the training, in quotes if it has arguments",
+    )
+    add_evaluator_timeout(launch)
     add_script(launch)
-
-
-def _add_evaluator(launch: argparse.ArgumentParser) -> None:
-    """Add the options of an evaluator that runs beside the script."""
-    launch.add_argument(
-        "--evaluator",
-        type=as_evaluator,
-        metavar="COMMAND",
-        help="a script that evaluates checkpoints during the training, in quotes if it has "
-        "arguments (default: none; environment: KERASPS_EVALUATOR)",
-    )
-    launch.add_argument(
-        "--evaluator-timeout",
-        type=as_seconds,
-        metavar="SECONDS",
-        help="time for the evaluator to end after the training (default: 600; environment: "
-        "KERASPS_EVALUATOR_TIMEOUT)",
-    )

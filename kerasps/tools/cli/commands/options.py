@@ -10,11 +10,9 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 from kerasps.checks import count, seconds
-
-_T = TypeVar("_T")
 
 MODES = ("coordinator", "worker")
 # The object to which a command adds its parser.
@@ -22,7 +20,44 @@ Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser with a helpful error for a missing script."""
+    """A parser whose options have environment variables, with a helpful error without a script."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # For each option with a variable: how to convert its text, and its default.
+        self._settings: dict[str, tuple[Callable[[str], object], object]] = {}
+
+    def add_setting(
+        self,
+        option: str,
+        convert: Callable[[str], object],
+        default: object,
+        metavar: str,
+        text: str,
+        *,
+        shown: object = None,
+    ) -> None:
+        """Add an option; `KERASPS_` and its name is the environment variable for it.
+
+        Args:
+            text: its help, without the default and the variable.
+            shown: the default as the help shows it; None for `default`.
+        """
+        name = option.removeprefix("--").replace("-", "_")
+        self._settings[name] = convert, default
+        shown = ("none" if default is None else default) if shown is None else shown
+        told = f"{text} (default: {shown}; environment: {_variable(name)})"
+        self.add_argument(option, type=convert, metavar=metavar, help=told)
+
+    def fill_in(self, args: argparse.Namespace) -> None:
+        """Set the options that are not given: from the environment, else to their defaults."""
+        for name, (convert, default) in self._settings.items():
+            text = os.environ.get(_variable(name))
+            if getattr(args, name) is None:
+                try:
+                    setattr(args, name, convert(text) if text else default)
+                except argparse.ArgumentTypeError as exc:
+                    self.error(f"environment variable {_variable(name)}: {exc}")
 
     def error(self, message: str) -> NoReturn:
         """End the process with exit code 2, and the message."""
@@ -35,6 +70,10 @@ class CommandParser(argparse.ArgumentParser):
         super().error(message)
 
 
+def _variable(name: str) -> str:
+    return f"KERASPS_{name.upper()}"
+
+
 def add_command(
     commands: Commands,
     name: str,
@@ -43,9 +82,9 @@ def add_command(
     description: str,
     epilog: str | None = None,
     runs_script: bool = False,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Add a command, and return its parser, which the parsed arguments have as `parser`."""
-    command: argparse.ArgumentParser = commands.add_parser(
+    command: CommandParser = commands.add_parser(
         name,
         help=summary,
         usage=f"kerasps {name} [options] script.py [args ...]" if runs_script else None,
@@ -60,63 +99,32 @@ def add_command(
     return command
 
 
-def add_numbers(command: argparse.ArgumentParser) -> None:
+def add_numbers(command: CommandParser) -> None:
     """Add the options for the numbers of tasks."""
-    command.add_argument(
-        "--num-workers",
-        type=as_count,
-        metavar="N",
-        help="worker processes (default: 2; environment: KERASPS_NUM_WORKERS)",
-    )
-    command.add_argument(
-        "--num-ps",
-        type=as_count,
-        metavar="M",
-        help="ps processes (default: 1; environment: KERASPS_NUM_PS)",
-    )
+    command.add_setting("--num-workers", as_count, 2, "N", "worker processes")
+    command.add_setting("--num-ps", as_count, 1, "M", "ps processes")
 
 
-def numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[int, int]:
-    """Return the numbers of workers and ps to start."""
-    num_workers = setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", as_count, 2)
-    return num_workers, setting(parser, args.num_ps, "KERASPS_NUM_PS", as_count, 1)
-
-
-def add_script(command: argparse.ArgumentParser) -> None:
+def add_script(command: CommandParser, text: str = "the training script") -> None:
     """Add the script and its arguments, after all options."""
-    command.add_argument("script", metavar="script.py", help="the training script")
+    command.add_argument("script", metavar="script.py", help=text)
     command.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
     )
 
 
-def add_mode(command: argparse.ArgumentParser, what: str) -> None:
+def add_mode(command: CommandParser, what: str) -> None:
     """Add the option that selects the process that drives the steps."""
-    command.add_argument(
-        "--mode",
-        type=as_mode,
-        metavar="|".join(MODES),
-        help=f"{what} (default: {MODES[0]}; environment: KERASPS_MODE)",
+    command.add_setting("--mode", as_mode, MODES[0], "|".join(MODES), what)
+
+
+def add_evaluator_timeout(command: CommandParser) -> None:
+    """Add the option for the end of an evaluator."""
+    command.add_setting(
+        *("--evaluator-timeout", as_seconds, 600.0, "SECONDS"),
+        "time for the evaluator to end after the training",
+        shown=600,
     )
-
-
-def setting(
-    parser: argparse.ArgumentParser,
-    argument: _T | None,
-    variable: str,
-    convert: Callable[[str], _T],
-    default: _T,
-) -> _T:
-    """Return an explicit argument, else an environment variable, else a default."""
-    if argument is not None:
-        return argument
-    text = os.environ.get(variable)
-    if not text:
-        return default
-    try:
-        return convert(text)
-    except argparse.ArgumentTypeError as exc:
-        parser.error(f"environment variable {variable}: {exc}")
 
 
 def as_mode(text: str) -> str:

@@ -11,7 +11,6 @@ from kerasps.tools.cli.commands.options import (
     add_script,
     as_count_or_zero,
     check_script,
-    numbers,
 )
 
 _HELP = """\
@@ -58,16 +57,14 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan of a script."""
-    parser: argparse.ArgumentParser = args.parser
-    num_workers, num_ps = numbers(parser, args)
-    check_script(parser, args.script, args.args)
+    check_script(args.parser, args.script, args.args)
     from kerasps.tools.plan import plan
 
     return plan(
         args.script,
         args.args,
-        num_workers=num_workers,
-        num_ps=num_ps,
+        num_workers=args.num_workers,
+        num_ps=args.num_ps,
         sample_batches=args.sample_batches,
         as_json=args.json,
     )

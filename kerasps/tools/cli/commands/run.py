@@ -17,15 +17,16 @@ from kerasps.cluster.description.tf_config import CHIEF_VARIABLE
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.tools.cli.commands.options import (
     MODES,
+    CommandParser,
     Commands,
     add_command,
+    add_evaluator_timeout,
     add_mode,
+    add_script,
     as_count,
     as_count_or_zero,
-    as_mode,
     as_seconds,
     check_script,
-    setting,
 )
 from kerasps.tools.cli.nodes.role import DEFAULT_PORT, RoleOptions, find_role, this_hostname
 
@@ -96,19 +97,12 @@ def add_parser(commands: Commands) -> None:
     run.add_argument(
         "--hosts", metavar="HOSTS", help="the hosts of all tasks, see below (default: none)"
     )
-    run.add_argument(
-        "--num-workers",
-        type=as_count,
-        metavar="N",
-        help="workers, if the platform lists nodes without roles (default: all other nodes; "
-        "environment: KERASPS_NUM_WORKERS)",
+    run.add_setting(
+        *("--num-workers", as_count, None, "N"),
+        "workers, if the platform lists nodes without roles",
+        shown="all other nodes",
     )
-    run.add_argument(
-        "--num-ps",
-        type=as_count,
-        metavar="M",
-        help="ps, likewise (default: 1; environment: KERASPS_NUM_PS)",
-    )
+    run.add_setting("--num-ps", as_count, 1, "M", "ps, likewise")
     run.add_argument(
         "--port",
         type=as_count,
@@ -123,50 +117,32 @@ def add_parser(commands: Commands) -> None:
         "(default: none; environment: KERASPS_CHIEF)",
     )
     _add_settings(run)
-    run.add_argument(
-        "script", metavar="script.py", help="the training script; ps and workers do not read it"
-    )
-    run.add_argument(
-        "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
-    )
+    add_script(run, "the training script; ps and workers do not read it")
 
 
-def _add_settings(run: argparse.ArgumentParser) -> None:
+def _add_settings(run: CommandParser) -> None:
     """Add the options for the behaviour of a node in its role."""
     add_mode(run, "the process that drives the steps")
-    run.add_argument(
-        "--bind",
-        metavar="ADDRESS",
-        help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
-        "task's entry; environment: KERASPS_BIND)",
+    run.add_setting(
+        *("--bind", str, None, "ADDRESS"),
+        "the address of this machine to listen on, 0.0.0.0 for all",
+        shown="the host of the task's entry",
     )
-    run.add_argument(
-        "--start-timeout",
-        type=as_seconds,
-        metavar="SECONDS",
-        help="time that a node waits for the others, and a task for a lost chief (default: 600; "
-        "environment: KERASPS_START_TIMEOUT)",
+    run.add_setting(
+        *("--start-timeout", as_seconds, 600.0, "SECONDS"),
+        "time that a node waits for the others, and a task for a lost chief",
+        shown=600,
     )
-    run.add_argument(
-        "--max-restarts",
-        type=as_count_or_zero,
-        metavar="N",
-        help="restarts of the script within an hour, because of each ps and of itself; 0: none "
-        f"(default: {DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
+    run.add_setting(
+        *("--max-restarts", as_count_or_zero, DEFAULT_MAX_RESTARTS, "N"),
+        "restarts of the script within an hour, because of each ps and of itself; 0: none",
     )
-    run.add_argument(
-        "--evaluator",
-        metavar="COMMAND",
-        help="the script of an evaluator, in quotes if it has arguments (default: the training "
-        "script; environment: KERASPS_EVALUATOR)",
+    run.add_setting(
+        *("--evaluator", str, None, "COMMAND"),
+        "the script of an evaluator, in quotes if it has arguments",
+        shown="the training script",
     )
-    run.add_argument(
-        "--evaluator-timeout",
-        type=as_seconds,
-        metavar="SECONDS",
-        help="time for the evaluator to end after the training (default: 600; environment: "
-        "KERASPS_EVALUATOR_TIMEOUT)",
-    )
+    add_evaluator_timeout(run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,16 +151,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ClusterConfigError: this node has no role, or its cluster's description is wrong.
     """
-    parser: argparse.ArgumentParser = args.parser
-    mode = setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0])
+    mode = args.mode
     if args.chief is not None:
         # A task that restarts its process reads it from there too.
         os.environ[CHIEF_VARIABLE] = args.chief
-    sizes = Sizes(
-        num_ps=setting(parser, args.num_ps, "KERASPS_NUM_PS", as_count, 1),
-        num_workers=setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", as_count, None),
-        port=args.port,
-    )
+    sizes = Sizes(num_ps=args.num_ps, num_workers=args.num_workers, port=args.port)
     role = find_role(
         RoleOptions(args.role, args.index, args.hosts, sizes, needs_chief=mode == MODES[0]),
         os.environ,
@@ -196,20 +167,10 @@ def run(args: argparse.Namespace) -> int:
     node.say(str(role))
     options = node.NodeOptions(
         mode=mode,
-        bind=setting(parser, args.bind, "KERASPS_BIND", str, None),
-        start_timeout=setting(
-            parser, args.start_timeout, "KERASPS_START_TIMEOUT", as_seconds, 600.0
-        ),
-        max_restarts=setting(
-            parser,
-            args.max_restarts,
-            "KERASPS_MAX_RESTARTS",
-            as_count_or_zero,
-            DEFAULT_MAX_RESTARTS,
-        ),
-        evaluator_timeout=setting(
-            parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", as_seconds, 600.0
-        ),
+        bind=args.bind,
+        start_timeout=args.start_timeout,
+        max_restarts=args.max_restarts,
+        evaluator_timeout=args.evaluator_timeout,
     )
     description = role.description
     drives = description.task_type == "worker" and mode == "worker"
@@ -229,9 +190,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _command(args: argparse.Namespace, description: ClusterDescription) -> list[str]:
     """Return the command line of this node's script; end the process with 2 if there is none."""
-    evaluator = setting(args.parser, args.evaluator, "KERASPS_EVALUATOR", str, None)
     command = [args.script, *args.args]
-    if description.task_type == EVALUATOR and evaluator:
-        command = shlex.split(evaluator)
+    if description.task_type == EVALUATOR and args.evaluator:
+        command = shlex.split(args.evaluator)
     check_script(args.parser, command[0], command[1:])
     return [sys.executable, *command]

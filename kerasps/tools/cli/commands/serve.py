@@ -5,14 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kerasps.cluster.description.tf_config import read_tf_config
-from kerasps.tools.cli.commands.options import (
-    MODES,
-    Commands,
-    add_command,
-    add_mode,
-    as_mode,
-    setting,
-)
+from kerasps.tools.cli.commands.options import Commands, add_command, add_mode
 
 _HELP = """\
 Runs the server of one worker or ps task, until SIGTERM or SIGINT (exit code 0).
@@ -63,11 +56,10 @@ def add_parser(commands: Commands) -> None:
         help="end with the run: with its exit code if `kerasps run` started the script, else with "
         "0 once the coordinator has ended (default: serve until a signal)",
     )
-    serve.add_argument(
-        "--bind",
-        metavar="ADDRESS",
-        help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
-        "task's entry in TF_CONFIG; environment: KERASPS_BIND)",
+    serve.add_setting(
+        *("--bind", str, None, "ADDRESS"),
+        "the address of this machine to listen on, 0.0.0.0 for all",
+        shown="the host of the task's entry in TF_CONFIG",
     )
 
 
@@ -79,15 +71,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from kerasps.tools.cli.nodes.served_task import end_with_chief, serve_task
 
-    parser: argparse.ArgumentParser = args.parser
-    mode = setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0])
     description = read_tf_config(needs_chief=False, may_be_sparse=True)
-    until = end_with_chief(description, mode) if args.exit_with_chief else None
+    until = end_with_chief(description, args.mode) if args.exit_with_chief else None
     serve_task(
         description,
         name="kerasps serve",
-        bind=setting(parser, args.bind, "KERASPS_BIND", str, None),
-        mode=mode,
+        bind=args.bind,
+        mode=args.mode,
         until=until,
         restarts=not args.exit_with_chief,
     )
