@@ -55,7 +55,7 @@ def endless(context):
 def equal():
     """One worker is plain Keras, with shards and a table, whatever the steps per execution."""
     strategy = kerasps.WorkerDrivenStrategy(
-        variable_shards=2,
+        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
         sparse_updates="dense",
         table_min_bytes=0,
     )
