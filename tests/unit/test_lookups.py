@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -232,7 +234,7 @@ def test_a_row_space_of_more_rows_than_32_bits_count():
     class Huge:
         sharding = None
         shape = (2**31 - 1, 2)
-        shards = (None,)
+        shards = (SimpleNamespace(device=""),)
 
     group = TableGroup.of([[Huge()], [Huge()]])
     last = 2**31 - 2

@@ -208,7 +208,7 @@ def refusal(
         what = f"The update of optimizer {optimizer.name!r}"
         instead = "another optimizer, such as Adam or Adagrad"
     elif not is_row_wise(variable):
-        what = f"The constraint {type(variable._constraint).__name__}"
+        what = f"The constraint {type(variable.constraint).__name__}"
         instead = "a constraint of each row, such as `MaxNorm(axis=1)`"
     else:
         what = f"Optimizer {optimizer.name!r} with `clipnorm` and `gradient_accumulation_steps`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -110,13 +111,12 @@ def _driver() -> str:
 
 
 def _version(package: str) -> str:
-    """Return the version of a package, also if a nightly build of another name installed it."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        others = packages_distributions().get(package, ())
-        found = [f"{version(other)} ({other})" for other in sorted(set(others))]
-        return ", ".join(found) or "not installed"
+    """Return the versions of a package; a nightly build of another name may have installed it."""
+    others = set(packages_distributions().get(package, ())) - {package}
+    found = [f"{version(other)} ({other})" for other in sorted(others)]
+    with contextlib.suppress(PackageNotFoundError):
+        found.insert(0, version(package))
+    return ", ".join(found) or "not installed"
 
 
 def _line(name: str, value: str) -> None:
