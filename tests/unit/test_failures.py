@@ -219,7 +219,7 @@ def test_a_session_starts_again_and_says_so_while_the_flight_goes_on(caplog, is_
         is_over=is_over,
         has_failed=has_failed,
         post=lambda mailbox, event: None,
-        leave=lambda mailbox: None,
+        remove_session=lambda mailbox: None,
     )
     source = types.SimpleNamespace(close=lambda: None)
     error = tf.errors.CancelledError(None, None, "cancelled")
