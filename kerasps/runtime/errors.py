@@ -134,7 +134,11 @@ class _NamingClosed:
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        if error is not None and _names_task(error):
+        if error is not None:
+            self._name(error)
+
+    def _name(self, error: BaseException) -> None:
+        if _names_task(error):
             _raise_if_closed(error, "a use of a variable")
 
 
@@ -142,25 +146,15 @@ class _NamingClosed:
 naming_closed = _NamingClosed()
 
 
-class _NamingLostPS:
+class _NamingLostPS(_NamingClosed):
     """A context that raises `PSLostError` for errors of calls to a lost ps, and no other error.
 
     If the cluster was closed, it raises `ClusterClosedError`.
-
-    A class with one instance, because variables enter it at each access: a generator costs more.
     """
 
-    def __enter__(self) -> None:
-        """Do nothing: only a failure needs attention."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
+    def _name(self, error: BaseException) -> None:
         host = connected_host()
-        if error is not None and host is not None:
+        if host is not None:
             _raise_if_closed(error, "a use of a variable")
             _raise_if_ps_lost(host, error)
 

@@ -92,12 +92,12 @@ LATE = {
 # The lines of each wing, with all lines of its files. Whoever needs more raises the number in the
 # same commit, and says why in its message; whoever deletes lowers it. `root` is what is in no wing.
 LINES = {
-    "runtime": 2000,
-    "cluster": 6650,
+    "runtime": 1990,
+    "cluster": 6640,
     "variables": 5480,
     "inputs": 2440,
     "step": 12580,
-    "training": 7240,
+    "training": 7250,
     "saving": 1860,
     "hooks": 1370,
     "metrics": 530,

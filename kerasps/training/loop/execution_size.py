@@ -16,7 +16,13 @@ from __future__ import annotations
 
 import math
 
+import keras
+
+from kerasps.inputs import Input
+from kerasps.step import TracedStep
 from kerasps.step.running.timing import StepTiming
+from kerasps.training.contract.dispatching import Dispatching
+from kerasps.training.contract.host import host_of
 
 # The longest that the next report, or Ctrl-C, may wait for an execution.
 _MAX_SECONDS = 0.1
@@ -94,6 +100,57 @@ class ExecutionSize:
         timing = self._timing
         if timing.steps >= _MIN_STEPS and timing.seconds * self._longer <= _MAX_SECONDS:
             self.steps = self._longer
+
+
+def choose_sizes(
+    model: keras.Model,
+    function: TracedStep,
+    inputs: Input,
+    dispatcher: Dispatching,
+    *,
+    steps: int | None,
+    listens: bool,
+) -> tuple[int, ExecutionSize]:
+    """Return how many steps a loop calls callbacks for at a time, and how many it sends.
+
+    Args:
+        steps: the number of steps of each epoch; None to read all data.
+        listens: whether a callback is called for each execution.
+    """
+    host, limits = host_of(model), function.limits
+    per_step, max_staleness = function.plans.batches_per_step, host.options.max_staleness
+    limit = limits.fed_steps if inputs.sends_batches else limits.steps
+    size = model.steps_per_execution
+    if max_staleness and function.devices:
+        size = min(size, max_staleness)
+    size *= per_step
+    if limit is not None and limit < size:
+        # The largest allowed number of whole steps.
+        size = max(limit - limit % per_step, min(limit, per_step))
+    whole = size
+    # The steps behind which workers wait for each other: those of an epoch, or of a pass.
+    together = inputs.num_batches if steps is None or inputs.begins_again else steps
+    may_send_more = dispatcher.may_send_more and limit is None and not listens
+    overlaps = limits.overlapping > 1
+    if not listens:
+        at_once = (limits.overlapping, limit, max_staleness)
+        most = min(number for number in at_once if number is not None)
+        size *= executions_at_once(
+            most * per_step // size,
+            None if steps is None else (together or steps) // size,
+            host.num_workers,
+        )
+        if not overlaps and limit is None:
+            size = unlooped(size // per_step, limits.unrolled) * per_step
+    return whole, ExecutionSize(
+        size,
+        # A callback that listens is called once for all remaining steps.
+        least=size if listens or overlaps else min(per_step, size),
+        most=limits.unrolled * per_step if may_send_more else 0,  # if they are fast
+        in_epoch=together,
+        num_workers=host.num_workers,
+        timing=function.timing,
+    )
 
 
 def unlooped(steps: int, unrolled: int) -> int:

@@ -16,7 +16,7 @@ from kerasps.training.contract.host import LoopSteps, host_of
 from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.epoch.epoch_events import Execution, Report
 from kerasps.training.loop.batch_callbacks import BatchCallbacks, listen_to_batches
-from kerasps.training.loop.execution_size import ExecutionSize, executions_at_once, unlooped
+from kerasps.training.loop.execution_size import choose_sizes
 from kerasps.training.loop.position import CannotResumeError, LoopPosition
 from kerasps.training.loop.predictions import Predictions
 from kerasps.training.loop.step_numbers import StepNumbers
@@ -59,7 +59,6 @@ class Loop:
             # `load_report` shows the traffic of training alone, so no one reads this meter.
             self._meter = TrafficMeter(host.num_ps)
             self._meter.start(function.traffic)
-        self._per_step = function.plans.batches_per_step
         # True if a callback is called for each execution.
         self._listens = listens = listen_to_batches(callbacks, mode.name)
         interval = 0.0 if predictions is not None or listens else COLLECT_INTERVAL_S
@@ -74,10 +73,13 @@ class Loop:
         )
         # As in Keras, the last execution of an epoch counts as if it were whole. With several
         # workers it is cut, so that no callback is told of a batch behind the last.
-        self._counts_whole = self._per_step == 1 and self._dispatcher.num_workers == 1
+        per_step = function.plans.batches_per_step
+        self._counts_whole = per_step == 1 and self._dispatcher.num_workers == 1
         self._has_sources = False
         self._numbers = StepNumbers(model, function)
-        self._whole, self._size = self._sizes()
+        self._whole, self._size = choose_sizes(
+            model, function, inputs, self._dispatcher, steps=steps, listens=listens
+        )
         # Of the current epoch: steps asked for, without those that had no data, and steps counted.
         self._asked = self._done = 0
         self._found_no_data = False
@@ -88,49 +90,6 @@ class Loop:
         self._resumed: LoopPosition | None = None
         # The steps counted before the current pass, if this loop has begun it.
         self._counted_before: int | None = None
-
-    def _sizes(self) -> tuple[int, ExecutionSize]:
-        """Return how many steps callbacks are called for at a time, and how many are sent."""
-        listens, inputs, steps = self._listens, self._inputs, self._steps
-        limits = self._function.limits
-        # The steps behind which workers wait for each other: those of an epoch, or of a pass.
-        together = inputs.num_batches if steps is None or inputs.begins_again else steps
-        host = host_of(self._model)
-        max_staleness = host.options.max_staleness
-        limit = limits.fed_steps if inputs.sends_batches else limits.steps
-        per_execution = self._model.steps_per_execution
-        if max_staleness and self._function.devices:
-            per_execution = min(per_execution, max_staleness)
-        per_execution *= self._per_step
-        if limit is not None and limit < per_execution:
-            # The largest allowed number of whole steps.
-            per_execution = max(limit - limit % self._per_step, min(limit, self._per_step))
-        whole = per_execution
-        # The number of steps that may be sent at a time if they are fast.
-        may_send_more = self._dispatcher.may_send_more and limit is None
-        longer = limits.unrolled * self._per_step if may_send_more and not listens else 0
-        overlaps = limits.overlapping > 1
-        if not listens:
-            at_once = (limits.overlapping, limit, max_staleness)
-            most = min(number for number in at_once if number is not None)
-            per_execution *= executions_at_once(
-                most * self._per_step // per_execution,
-                None if steps is None else (together or steps) // per_execution,
-                host.num_workers,
-            )
-            if not overlaps and limit is None:
-                whole_steps = unlooped(per_execution // self._per_step, limits.unrolled)
-                per_execution = whole_steps * self._per_step
-        # A callback that listens is called once for all remaining steps.
-        is_whole = listens or overlaps
-        return whole, ExecutionSize(
-            per_execution,
-            least=per_execution if is_whole else min(self._per_step, per_execution),
-            most=longer,
-            in_epoch=together,
-            num_workers=host.num_workers,
-            timing=self._function.timing,
-        )
 
     def run_epoch(self, epoch: int) -> MetricTotals:
         """Run one epoch, or the remaining part of it after `resume`; return its sums."""
