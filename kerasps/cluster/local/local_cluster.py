@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from kerasps.checks import count, path, seconds
+from kerasps.checks import count, seconds
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.local.close_callbacks import CloseCallbacks
@@ -29,7 +28,7 @@ from kerasps.cluster.processes.local_environment import task_environment
 from kerasps.cluster.processes.logs import log_of, make_log_dir, remove_logs
 from kerasps.cluster.processes.process import TaskProcess
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
-from kerasps.cluster.processes.task_watch import Death, TaskWatch
+from kerasps.cluster.processes.task_watch import TaskWatch
 from kerasps.cluster.serving.ports import address_of, reserve_port
 from kerasps.errors import ClusterClosedError, TaskStartError
 from kerasps.runtime.connected import closed_error
@@ -122,12 +121,12 @@ class LocalCluster:
         self._arguments: dict[str, Any] = arguments
         self._start_timeout = start_timeout
         self._log_dir_is_ours = log_dir is None
-        self._log_dir = _new_log_dir(log_dir)
+        self._log_dir = make_log_dir(log_dir)
         self._keep_logs = False
         self._processes: dict[tuple[str, int], TaskProcess] = {}
         # It ignores tasks whose death the user knows of: killed through `kill`, or named by a
         # TaskStartError.
-        self._watch = TaskWatch(self._processes, budget, _print_death)
+        self._watch = TaskWatch(self._processes, budget, lambda death: say(f"kerasps: {death}"))
         self._ports: list[socket.socket] = []
         self._close_callbacks = CloseCallbacks()
         self._owner = os.getpid()
@@ -200,9 +199,7 @@ class LocalCluster:
             ClusterClosedError: the cluster is closed.
         """
         with self._watch.lock:
-            process = self._process(task_type, task_index)
-            self._watch.stop_watching((task_type, task_index))
-            process.kill()
+            self._killed(task_type, task_index)
 
     def restart(self, task_type: str, task_index: int) -> None:
         """Start a task again at its old address, and wait until it is ready.
@@ -219,9 +216,7 @@ class LocalCluster:
             TaskStartError: the new process ended, or was not ready in time.
         """
         with self._watch.lock:
-            process = self._process(task_type, task_index)
-            self._watch.stop_watching((task_type, task_index))
-            process.kill()
+            process = self._killed(task_type, task_index)
             process.start()
         self._wait_until_ready([process], time.monotonic() + self._start_timeout)
         self._watch.resume((task_type, task_index))
@@ -467,13 +462,7 @@ class LocalCluster:
         with self._watch.lock:
             self._watch.stop_watching((process.task_type, process.task_index))
         self._keep_logs = True
-        return TaskStartError(
-            f"The process of {process.task_type} {process.task_index} {what}. Expected: a server "
-            f"at {process.address}. Received:\n{process.report()}\nCorrect the error in the last "
-            "lines, or raise `start_timeout` on a slow machine.",
-            task_type=process.task_type,
-            task_index=process.task_index,
-        )
+        return process.start_error(what)
 
     def check_open(self) -> None:
         """Raise `ClusterClosedError` if the cluster is closed."""
@@ -485,7 +474,8 @@ class LocalCluster:
             "new LocalCluster."
         )
 
-    def _process(self, task_type: str, task_index: int) -> TaskProcess:
+    def _killed(self, task_type: str, task_index: int) -> TaskProcess:
+        """Kill the process of a task without a report. Call under the lock of the watch."""
         self.check_open()
         process = self._processes.get((task_type, task_index))
         if process is None:
@@ -494,18 +484,9 @@ class LocalCluster:
                 f"The cluster has no such task. Expected: one of {known}. Received: "
                 f"task_type={task_type!r}, task_index={task_index!r}. Give one of these."
             )
+        self._watch.stop_watching((task_type, task_index))
+        process.kill()
         return process
-
-
-def _new_log_dir(given: str | os.PathLike[str] | None) -> Path:
-    """Make the directory for log files if it is missing; None takes a temporary one."""
-    directory = (
-        Path(tempfile.mkdtemp(prefix="kerasps-"))
-        if given is None
-        else path("log_dir", given, advice="Leave it out for a temporary one.").absolute()
-    )
-    make_log_dir(directory)
-    return directory
 
 
 def _count(name: str, value: object) -> int:
@@ -515,7 +496,3 @@ def _count(name: str, value: object) -> int:
 def task_watch_of(cluster: LocalCluster) -> TaskWatch:
     """Return the watch of a cluster, for a command that starts the cluster for a script."""
     return cluster._watch
-
-
-def _print_death(death: Death) -> None:
-    say(f"kerasps: {death}")

@@ -24,6 +24,7 @@ from pathlib import Path
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.processes.logs import open_log
 from kerasps.cluster.server import REPORT_FD_FLAG, WATCH_PARENT_FLAG
+from kerasps.errors import TaskStartError
 
 # Enough for a traceback with its message, short enough to be read in an error.
 LAST_LINES = 15
@@ -211,6 +212,16 @@ class TaskProcess:
             f"  task: {self.task_type} {self.task_index} at {self.address}\n  pid: {pid}\n  "
             f"{state}\n  log file: {self.log_file}\n  last lines:\n"
             + "\n".join(f"    {line}" for line in lines.splitlines())
+        )
+
+    def start_error(self, what: str) -> TaskStartError:
+        """Return the error for a process that cannot start. Its message has the log's end."""
+        return TaskStartError(
+            f"The process of {self.task_type} {self.task_index} {what}. Expected: a server at "
+            f"{self.address}. Received:\n{self.report()}\nCorrect the error in the last lines, or "
+            "raise `start_timeout` on a slow machine.",
+            task_type=self.task_type,
+            task_index=self.task_index,
         )
 
     def __repr__(self) -> str:
