@@ -105,7 +105,7 @@ LINES = {
     "worker_driven": 1950,
     "tools": 7620,
     "root": 3190,
-    "tests": 51670,
+    "tests": 51680,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
