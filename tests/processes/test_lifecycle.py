@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from support.process_checks import marked_environment, marked_processes, temporary_files, wait_for
+from support.process_checks import (
+    UNTESTED,
+    marked_environment,
+    marked_processes,
+    temporary_files,
+    wait_for,
+)
 
 SCRIPT = Path(__file__).with_name("lifecycle.py")
 
@@ -35,6 +41,8 @@ def run(tmp_path_factory):
             "error",
             "-W",
             "ignore::DeprecationWarning",
+            "-W",
+            UNTESTED,
             str(SCRIPT),
             str(directory),
         ],

@@ -244,8 +244,6 @@ def test_all_end_with_the_exit_code_of_the_script(run, code):
     run.check_codes(code)
     for name in ("ps-0", "worker-0", "worker-1"):
         assert f"the run has ended with exit code {code}" in run.log(name)
-        # None of them took the end for a loss.
-        assert run.log(name).count("this is") == 1, run.logs()
     assert "kerasps run: this is chief 0 of 1 chief, 2 workers, 1 ps" in run.log("chief-0")
 
 

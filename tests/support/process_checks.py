@@ -76,6 +76,10 @@ def light_environment(base):
     return {**base, "PYTHONPATH": path}
 
 
+# A nightly build of Keras or TensorFlow prints no more than a release does.
+UNTESTED = "ignore:This version of"
+
+
 def marked_environment(mark, tmp_path, **variables):
     """Return the environment of a process under test; it has a directory for temporary files."""
     temporary = tmp_path / "temporary"
@@ -84,7 +88,8 @@ def marked_environment(mark, tmp_path, **variables):
     env.pop("TF_CONFIG", None)
     # TensorFlow imports code that it has written to TMPDIR; what Python keeps of that is not what
     # is looked for here.
-    return env | {MARK: mark, "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+    env |= {MARK: mark, "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+    return env | {"PYTHONWARNINGS": UNTESTED} | variables
 
 
 def mode_of(path):

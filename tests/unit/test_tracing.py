@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
+from concurrent import futures
 from dataclasses import replace
 
+import grpc
 import keras
 import numpy as np
 import pytest
+from grpc import _channel as grpc_channel
 
 import kerasps
 from kerasps.tools.tracing import clocks, intervals
 from kerasps.tools.tracing.chrome_trace import ChromeTrace
 from kerasps.tools.tracing.clocks import Asked, aligned
 from kerasps.tools.tracing.limits import find_limits
+from kerasps.tools.tracing.recording import Recording
 from kerasps.tools.tracing.report import _chosen, new_run
 from kerasps.tools.tracing.steps import OnPS, WorkerStep, find_steps
 from kerasps.tools.tracing.task_events import Operation, TaskEvents
@@ -231,3 +237,45 @@ def test_without_a_strategy_there_is_nothing_to_trace(tmp_path):
     model.compile("sgd", "mse")
     with pytest.raises(kerasps.UnsupportedError, match="There are no tasks to trace"):
         model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=[kerasps.Trace(tmp_path)])
+
+
+class ClockOfWatcher:
+    """Lets gRPC's thread that watches a connection go on when the channel is closed, or later."""
+
+    def __init__(self):
+        self.closed = threading.Event()
+
+    def time(self):
+        if "(_run)" in threading.current_thread().name:
+            self.closed.wait(0.5)
+        return time.time()
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+def test_a_channel_is_closed_when_nothing_watches_it(monkeypatch):
+    clock, raised = ClockOfWatcher(), []
+    close = grpc_channel.Channel.close
+
+    def closing(channel):
+        close(channel)
+        clock.closed.set()
+
+    monkeypatch.setattr(grpc_channel, "time", clock)
+    monkeypatch.setattr(grpc_channel.Channel, "close", closing)
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+    server = grpc.server(futures.ThreadPoolExecutor())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    before = set(threading.enumerate())
+    recording = Recording({("worker", 0): f"127.0.0.1:{port}"}, "session")
+    recording.start()
+    [asking] = [t for t in threading.enumerate() if t.name == "kerasps-trace"]
+    started = set(threading.enumerate()) - before
+    asking.join()
+    for thread in started:
+        thread.join(2.0)
+    server.stop(None).wait()
+    assert raised == []
+    assert list(recording.missing) == [("worker", 0)]

@@ -46,6 +46,8 @@ MAX_SECONDS = 60.0
 _ANSWER_S = 10.0
 _FETCH_S = 60.0
 # The time for a cancelled call to end in this process.
+# How often to look whether gRPC's thread has ended.
+_WATCHER_S = 0.01
 _CANCEL_S = 1.0
 
 
@@ -168,6 +170,12 @@ class Recording:
             answer.content = _MESSAGES["ProfileResponse"].FromString(response).xspace or None
             answer.reason = "it records for another process, or cannot record"
         answer.is_reached = True
+        channel.unsubscribe(note)
+        # gRPC's thread that watches the connection raises if it meets a closed channel. It ends
+        # soon after the last subscription. If gRPC no longer says so, close at once.
+        watched = getattr(channel, "_connectivity_state", None)
+        while getattr(watched, "polling", False):
+            time.sleep(_WATCHER_S)
         channel.close()
 
 

@@ -155,6 +155,8 @@ def test_embedding_equals_plain_keras(strategy, repeated):
     assert_equal(*train_both(strategy, make, data, sum_repeated_ids=repeated))
 
 
+# Keras 3.16 says so of the layers that it masks.
+@pytest.mark.filterwarnings("ignore:Layer '.*was passed an input with a mask")
 def test_masked_sequence_equals_plain_keras(strategy):
     generator = np.random.default_rng(0)
     ids = generator.integers(0, 9, size=(320, 6)).astype("int32")

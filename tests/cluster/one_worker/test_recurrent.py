@@ -124,6 +124,8 @@ def driven(make, callbacks, **arguments):
 
 
 @pytest.mark.filterwarnings("ignore:Steps of model .* run eagerly")
+# Keras 3.16 says so of the layers that it masks.
+@pytest.mark.filterwarnings("ignore:Layer '.*was passed an input with a mask")
 @pytest.mark.parametrize(
     ("make", "callbacks", "arguments"),
     [
