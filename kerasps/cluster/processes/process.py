@@ -215,7 +215,11 @@ class TaskProcess:
         )
 
     def start_error(self, what: str) -> TaskStartError:
-        """Return the error for a process that cannot start. Its message has the log's end."""
+        """Return the error for a process that cannot start. Its message has the log's end.
+
+        Args:
+            what: the failure, a clause such as "ended before it was ready".
+        """
         return TaskStartError(
             f"The process of {self.task_type} {self.task_index} {what}. Expected: a server at "
             f"{self.address}. Received:\n{self.report()}\nCorrect the error in the last lines, or "
