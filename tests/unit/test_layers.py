@@ -103,9 +103,9 @@ LINES = {
     "metrics": 530,
     "evaluator": 1050,
     "worker_driven": 1950,
-    "tools": 7620,
+    "tools": 7630,
     "root": 3190,
-    "tests": 51680,
+    "tests": 51750,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
