@@ -451,9 +451,6 @@ def main():
     REPORT["ps_bytes"] = strategy.placement().num_bytes
     check_all()
     earlier_datasets.directory.cleanup()
-    # TensorFlow waits for the threads of an iterator, and Python ends those that call Python code
-    # while it ends itself.
-    earlier_datasets.ITERATORS.clear()
     print_report(REPORT)
 
 
