@@ -436,6 +436,7 @@ PRIVATE_ATTRIBUTES: tuple[Row, ...] = (
     Row("set_external_captures", _CONCRETE_FUNCTION, FIT, "replaces them", ("captures",)),
     Row("_inputs", _DATASET, FIT, "the datasets that it is made from"),
     Row("_functions", _DATASET, FIT, "the functions that it calls"),
+    Row("_flat_structure", _DATASET, FIT, "the types of its iterator"),
     Row("_variant_tensor_attr", _DATASET, FIT, "the dataset's tensor, replaced by a new one"),
     Row("_resource_handle", _RESOURCE, FIT, "the handle"),
     Row("_resource_handle_value", _RESOURCE, FIT, "the handle, or None before it exists"),

@@ -23,7 +23,7 @@ from kerasps._private_names import FIT, Feature
 from kerasps.hooks.in_place import Original, can_be_hooked, defined_function, hook_function
 from kerasps.runtime.connected import connected_strategy
 from kerasps.variables import current_phase
-from kerasps.variables.keras.adoption import is_ours, strategy_of
+from kerasps.variables.keras.adoption import is_of_strategy, strategy_of
 
 # The earliest versions that the tests run with (`tox -e oldest`).
 KERAS, TENSORFLOW = (
@@ -162,9 +162,9 @@ def _is_without_strategy(thing: object) -> bool:
     if isinstance(thing, keras.Model):
         return strategy_of(thing) is None
     if isinstance(thing, keras.layers.Layer):
-        return thing.built and not any(is_ours(variable) for variable in thing.variables)
-    is_tensor = isinstance(thing, (tf.Tensor, tf.SparseTensor, tf.Variable, np.ndarray))
-    return is_tensor and not is_ours(thing)
+        return thing.built and not any(is_of_strategy(variable) for variable in thing.variables)
+    is_tensor = tf.is_tensor(thing) or isinstance(thing, np.ndarray)
+    return is_tensor and not is_of_strategy(thing)
 
 
 def _install(owner: object, name: str, function: object, hook: Callable[..., object]) -> None:

@@ -13,7 +13,7 @@ from kerasps.hooks.in_place import Original
 from kerasps.runtime.connected import connected_strategy
 from kerasps.step import Compute
 from kerasps.variables import ParameterServerVariable, current_phase
-from kerasps.variables.keras.adoption import adopt_variable, is_ours
+from kerasps.variables.keras.adoption import adopt_variable, is_of_strategy
 from kerasps.variables.keras.variable import make_parameter_server_variable
 from kerasps.variables.rows.pooled_rows import store_of
 from kerasps.variables.rows.sharding import InBlocks, ShardedStorage
@@ -87,7 +87,7 @@ class _Rows(_compat.base_class("NativeObject")):  # type: ignore[misc]
 def lookup(original: Original, params: object, *args: object, **kwargs: object) -> Any:
     """`tf.nn.embedding_lookup`: read only the rows needed of our variables, not all rows."""
     params = params if isinstance(params, (list, tuple)) else [params]
-    return original([_Rows(p) if is_ours(p) else p for p in params], *args, **kwargs)
+    return original([_Rows(p) if is_of_strategy(p) else p for p in params], *args, **kwargs)
 
 
 def _of_value(tensor: tf.Tensor) -> Any:
@@ -114,14 +114,14 @@ def gradient(
         sources = tf.nest.map_structure(_of_value, sources)
     flat, targets = tf.nest.flatten(sources), tf.nest.flatten(target)
     storages = [_in_shards(source) for source in flat]
-    if not any(map(is_ours, targets)) and all(storage is None for storage in storages):
+    if not any(map(is_of_strategy, targets)) and all(storage is None for storage in storages):
         return original(self, target, sources, output_gradients, *args, **kwargs)
     weights: list[Any] = [None] * len(targets)
     if output_gradients is not None:
         weights = tf.nest.flatten(output_gradients)
     # The gradient of a target variable is one with respect to itself, and none for others.
-    itself = [pair for pair in zip(targets, weights, strict=True) if is_ours(pair[0])]
-    others = [pair for pair in zip(targets, weights, strict=True) if not is_ours(pair[0])]
+    itself = [pair for pair in zip(targets, weights, strict=True) if is_of_strategy(pair[0])]
+    others = [pair for pair in zip(targets, weights, strict=True) if not is_of_strategy(pair[0])]
 
     def of_others(expanded: list[Any]) -> Any:
         given = None if output_gradients is None else [weight for _, weight in others]

@@ -20,6 +20,7 @@ from kerasps.inputs.dataset_graphs import (
     reject_python_calls,
 )
 from kerasps.inputs.dataset_order import leaves_order_open
+from kerasps.inputs.iterators import open_iterator
 from kerasps.inputs.pass_order import EpochOrder, PassOrder, key_from_json, key_to_json
 from kerasps.inputs.source import NextBatches, OpenDataset
 from kerasps.inputs.written_files import mark_of_split, mark_of_whole, mark_operations
@@ -203,15 +204,15 @@ class WorkerInput:
             # opened more than once before its first result.
             resumed = self._endless_skips.get(split, 0)
             dataset = dataset.skip(resumed) if resumed and skip == resumed else dataset
-            return OpenDataset(iter(dataset), is_endless=True)
+            return OpenDataset(open_iterator(dataset), is_endless=True)
         if skip:
             # A position in data that were read as endless may lie behind the end of the pass.
             skip = skip if cardinality < 0 else min(skip, cardinality)
             dataset = dataset.skip(skip)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
-            return OpenDataset(iter(dataset), is_checked=True)
+            return OpenDataset(open_iterator(dataset), is_checked=True)
         has_order = not self.leaves_order_open
-        return OpenDataset(iter(dataset), left=cardinality - skip, has_order=has_order)
+        return OpenDataset(open_iterator(dataset), left=cardinality - skip, has_order=has_order)
 
     def on_epoch_begin(self) -> None:
         """Do nothing: workers do not depend on epochs."""

@@ -4,6 +4,7 @@ end.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.process_checks import (
-    UNTESTED,
+    IGNORED_WARNINGS,
     marked_environment,
     marked_processes,
     temporary_files,
@@ -41,13 +42,17 @@ def run(tmp_path_factory):
             "error",
             "-W",
             "ignore::DeprecationWarning",
-            "-W",
-            UNTESTED,
+            *itertools.chain.from_iterable(("-W", ignored) for ignored in IGNORED_WARNINGS),
             str(SCRIPT),
             str(directory),
         ],
+        # Python drops an option that PYTHONWARNINGS has too, which comes before `error` then.
         env=marked_environment(
-            mark, directory, KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3"
+            mark,
+            directory,
+            KERAS_BACKEND="tensorflow",
+            TF_CPP_MIN_LOG_LEVEL="3",
+            PYTHONWARNINGS="",
         ),
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -244,6 +244,10 @@ def test_all_end_with_the_exit_code_of_the_script(run, code):
     run.check_codes(code)
     for name in ("ps-0", "worker-0", "worker-1"):
         assert f"the run has ended with exit code {code}" in run.log(name)
+        # None of them took the end for a loss. A task may see that the script's process has ended
+        # before the node listens in its place; it says so, and starts again.
+        early = run.log(name).count(f"has ended; {name.replace('-', ' ')} restarts")
+        assert run.log(name).count("this is") == 1 + early, run.logs()
     assert "kerasps run: this is chief 0 of 1 chief, 2 workers, 1 ps" in run.log("chief-0")
 
 

@@ -137,6 +137,14 @@ def without_strategy(number):
 table = tf.Variable([[1.0], [2.0]])
 for rows in without_strategy(1)[:2]:
     np.testing.assert_array_equal(rows, [[2.0]])
+bags = tf.ragged.constant([[0, 1], [1]], dtype="int64")
+np.testing.assert_array_equal(tf.nn.embedding_lookup_sparse(table, bags, None), [[1.5], [2.0]])
+recurrent = keras.Sequential(
+    [keras.Input((2, 1)), keras.layers.GRU(2, return_sequences=True), keras.layers.LSTM(1)]
+)
+recurrent.compile("sgd", "mse")
+backup = keras.callbacks.BackupAndRestore("plain backup")
+recurrent.fit(x[:, :, None], y, verbose=0, callbacks=[backup])
 
 
 plain.save("plain.keras")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import keras
 
+from support.versions import KERAS
+
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.05),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
@@ -26,7 +28,7 @@ OPTIMIZERS = {
         keras.optimizers.Adam(0.01), dynamic_growth_steps=10
     ),
 }
-if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 13):
+if KERAS < (3, 13):
     del OPTIMIZERS["muon"]  # fails in plain Keras too, with TensorFlow
 if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
     OPTIMIZERS["schedule_free_adamw"] = lambda: keras.optimizers.ScheduleFreeAdamW(0.01)

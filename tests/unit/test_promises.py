@@ -124,6 +124,12 @@ REASONS = {
     "timeout_s=0.2, say=said.append)": "nobody answers, whenever the limit is over",
     "unit/test_run_end.py test_who_has_not_asked_is_returned: announced('127.0.0.1', free_port(), "
     "0, [PS], timeout_s=0.1)": "nobody asks, whenever the limit is over",
+    "unit/test_tracing.py time: self.closed.wait(0.5)": (
+        "holds a thread until the channel is closed, and goes on if that waits for the thread"
+    ),
+    "unit/test_tracing.py test_a_channel_is_closed_when_nothing_watches_it: thread.join(2.0)": (
+        "threads of gRPC that may stay; the one that is looked at has ended"
+    ),
     "unit/test_supervision.py test_a_script_tells_its_supervisor: before < notice.time < "
     "time.monotonic()": "the order of three readings of a clock",
     **{

@@ -271,10 +271,10 @@ def test_a_channel_is_closed_when_nothing_watches_it(monkeypatch):
     before = set(threading.enumerate())
     recording = Recording({("worker", 0): f"127.0.0.1:{port}"}, "session")
     recording.start()
-    [asking] = [t for t in threading.enumerate() if t.name == "kerasps-trace"]
-    started = set(threading.enumerate()) - before
-    asking.join()
-    for thread in started:
+    for thread in threading.enumerate():
+        if thread.name == "kerasps-trace":
+            thread.join()
+    for thread in set(threading.enumerate()) - before:
         thread.join(2.0)
     server.stop(None).wait()
     assert raised == []

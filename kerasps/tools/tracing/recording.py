@@ -46,9 +46,9 @@ MAX_SECONDS = 60.0
 _ANSWER_S = 10.0
 _FETCH_S = 60.0
 # The time for a cancelled call to end in this process.
+_CANCEL_S = 1.0
 # How often to look whether gRPC's thread has ended.
 _WATCHER_S = 0.01
-_CANCEL_S = 1.0
 
 
 @dataclass

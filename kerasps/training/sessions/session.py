@@ -164,6 +164,7 @@ class Session:
         if self._source.handles is None:
             self._source.handles = self._function.start(self._lanes.open(self._worker))
         dataset = self._inputs.open(command.split, command.skip, self._worker)
+        self._wait()  # what is in flight reads the iterator that this one replaces
         self._source.open(dataset)
         self._post(
             SplitOpened(

@@ -51,7 +51,7 @@ def strategy_of(model: keras.Model) -> Any:
     return strategy if is_trained else None
 
 
-def is_ours(thing: object) -> bool:
+def is_of_strategy(thing: object) -> bool:
     """Return True for a variable of the strategy, and for the storage of one in shards."""
     return isinstance(thing, (ParameterServerVariable, ShardedStorage))
 

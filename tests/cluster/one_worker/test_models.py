@@ -10,6 +10,7 @@ import tensorflow as tf
 import kerasps
 from support.compare import assert_equal, dataset, regression_data, train_both
 from support.matrix import with_matrix
+from support.versions import warned_since
 
 LAYERS = {
     "dense": lambda: [keras.Input((8,)), keras.layers.Dense(16, activation="relu")],
@@ -155,8 +156,7 @@ def test_embedding_equals_plain_keras(strategy, repeated):
     assert_equal(*train_both(strategy, make, data, sum_repeated_ids=repeated))
 
 
-# Keras 3.16 says so of the layers that it masks.
-@pytest.mark.filterwarnings("ignore:Layer '.*was passed an input with a mask")
+@warned_since((3, 16), "Layer '.*was passed an input with a mask")
 def test_masked_sequence_equals_plain_keras(strategy):
     generator = np.random.default_rng(0)
     ids = generator.integers(0, 9, size=(320, 6)).astype("int32")

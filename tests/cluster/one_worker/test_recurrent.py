@@ -12,6 +12,7 @@ from keras import layers
 
 from kerasps.variables.storage.kinds import is_recurrent_state
 from support.compare import assert_equal
+from support.versions import warned_since
 
 BATCH, LENGTH, FEATURES = 4, 5, 3
 X = np.random.default_rng(0).normal(size=(16, LENGTH, FEATURES)).astype("float32")
@@ -124,8 +125,7 @@ def driven(make, callbacks, **arguments):
 
 
 @pytest.mark.filterwarnings("ignore:Steps of model .* run eagerly")
-# Keras 3.16 says so of the layers that it masks.
-@pytest.mark.filterwarnings("ignore:Layer '.*was passed an input with a mask")
+@warned_since((3, 16), "Layer '.*was passed an input with a mask")
 @pytest.mark.parametrize(
     ("make", "callbacks", "arguments"),
     [
