@@ -18,9 +18,8 @@ import tensorflow as tf
 
 from kerasps.errors import ClusterClosedError
 from kerasps.runtime.calls import separate_executor
+from kerasps.variables.storage.named import destroy
 
-# A worker that is lost, or whose cluster is closed, has no iterators.
-_LOST = (tf.errors.OpError, ClusterClosedError)
 # Held while an iterator on a device is deleted.
 _LOCKS: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
 
@@ -49,5 +48,5 @@ def _begin_to_delete(handle: tf.Tensor) -> None:
 def _delete(handle: tf.Tensor) -> None:
     # One at a time, since each takes one of the few threads in which a worker does what it is told.
     # The executor is a separate one, since others wait for all that goes through the common one.
-    with _LOCKS[handle.device], contextlib.suppress(*_LOST), separate_executor():
-        tf.raw_ops.DestroyResourceOp(resource=handle)
+    with _LOCKS[handle.device], contextlib.suppress(ClusterClosedError), separate_executor():
+        destroy(handle)
