@@ -95,7 +95,7 @@ LINES = {
     "runtime": 1990,
     "cluster": 6650,
     "variables": 5480,
-    "inputs": 2440,
+    "inputs": 2490,
     "step": 12580,
     "training": 7250,
     "saving": 1860,
@@ -105,7 +105,7 @@ LINES = {
     "worker_driven": 1950,
     "tools": 7630,
     "root": 3190,
-    "tests": 51750,
+    "tests": 51850,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
