@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kerasps.training.epoch.admission import Synchronous
@@ -57,7 +57,9 @@ class Cluster:
         self.split = [None] * len(lengths)
         # Of each worker: steps left of the execution that runs, and what it has done since.
         self.left, self.held = [None] * len(lengths), [0] * len(lengths)
-        self.pushed = [0] * len(lengths)
+        # Pushes that the ps has applied since the session began, and those that come again, which
+        # it does not apply or count.
+        self.pushed, self.again = [0] * len(lengths), [0] * len(lengths)
         self.members, self.arrived = set(), set()
         self.sizes, self.counted, self.losses, self.now = [], 0, 0, 0.0
         self.hand_out(PassBegan(len(lengths)))
@@ -97,7 +99,10 @@ class Cluster:
             assert worker in self.members
             self.left[worker] -= 1
             self.arrived.add(worker)
-            self.pushed[worker] += 1
+            if self.again[worker]:
+                self.again[worker] -= 1
+            else:
+                self.pushed[worker] += 1
             self.settle_joint()
             return True
         if self.left[worker] == 0:
@@ -116,10 +121,9 @@ class Cluster:
                 self.members.discard(worker)
                 self.settle_joint()
             case Send(execution=execution):
-                before = execution.applied[0] if execution.applied else 0
                 self.left[worker] = execution.num_steps
                 self.held[worker] += execution.num_steps
-                self.pushed[worker] -= before
+                self.again[worker] = execution.applied[0] if execution.applied else 0
             case Collect():
                 steps, self.held[worker] = self.held[worker], 0
                 self.hand_out(ResultCollected(worker, steps, steps, at=self.now))
@@ -136,8 +140,7 @@ class Cluster:
             self.settle_joint()
             self.mailboxes[worker].clear()
             self.left[worker], self.held[worker] = None, 0
-            # Below 0 while it does again what was applied before.
-            pushed, self.pushed[worker] = max(self.pushed[worker], 0), 0
+            pushed, self.pushed[worker], self.again[worker] = self.pushed[worker], 0, 0
             self.has_session[worker] = self.is_open[worker] = False
             self.hand_out(WorkerEnded(worker, WorkerEnd.FAILED, (pushed,)))
 
@@ -231,6 +234,8 @@ class ListeningCluster(Cluster):
     seed=st.integers(0, 10**6),
     lose_at=st.frozensets(st.integers(0, 300), max_size=6),
 )
+# A worker is lost, and then another that was to do its executions again.
+@example(lengths=[11, 12, 7, 13], per_execution=2, seed=22, lose_at=frozenset([101, 112]))
 def test_everything_is_counted_and_nobody_waits_for_ever(lengths, per_execution, seed, lose_at):
     cluster = Cluster(lengths, per_execution, seed)
     cluster.run(lose_at)
