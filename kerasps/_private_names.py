@@ -195,6 +195,8 @@ _NAMES = (
     Row("CancellationManagerContext", f"{_T}.eager.cancellation:CancellationManagerContext", FIT,
         "makes the calls of executions cancellable, as `ClusterCoordinator.schedule` makes those "
         "of a `tf.function`", ("cancellation_manager",)),
+    Row("cancellation_context", f"{_T}.eager.cancellation:context", FIT,
+        "tells whether the calls of a thread are cancellable already"),
     Row("CancellationManager", f"{_T}.eager.cancellation:CancellationManager", FIT,
         "cancels the executions that wait for a lost ps"),
     Row("execute", f"{_T}.eager.execute:execute", FIT, "fetches outside of the cancellation "

@@ -143,7 +143,7 @@ def main():
                 ended.put(type(exc).__name__)
 
         with port.cancellable_calls() as manager:
-            threading.Thread(target=call, daemon=True).start()
+            threading.Thread(target=port.cancellable(manager, call), daemon=True).start()
             begun.dequeue()
             is_waiting = ended.empty()
             manager.start_cancel()

@@ -97,7 +97,7 @@ LINES = {
     "variables": 5480,
     "inputs": 2490,
     "step": 12580,
-    "training": 7250,
+    "training": 7270,
     "saving": 1860,
     "hooks": 1370,
     "metrics": 530,

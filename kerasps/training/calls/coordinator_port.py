@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -16,6 +16,7 @@ from kerasps.training.calls.closed_calls import ClosedQueue
 from kerasps.training.calls.scheduled import Parts, ScheduledCall, ScheduledCalls
 from kerasps.training.calls.worker_recovery import WorkerRecovery
 
+_Returned = TypeVar("_Returned")
 _ADDING = threading.Lock()
 # TensorFlow's name of the thread of its failure handler, which logs that it ends.
 _HANDLER_THREAD = "WorkerPreemptionHandler"
@@ -96,17 +97,31 @@ class CoordinatorPort:
     @staticmethod
     @contextlib.contextmanager
     def cancellable_calls() -> Iterator[Any]:
-        """Let the yielded manager's `start_cancel` end all threads' calls within this context.
+        """Let the yielded manager's `start_cancel` end the calls within this context.
 
-        Nothing else ends executions that wait for a lost ps. TensorFlow keeps the context for the
-        whole process: leave it when no thread is about to make a call.
+        They are those of this thread, and of functions that `cancellable` returns. Nothing else
+        ends executions that wait for a lost ps. TensorFlow 2.21 keeps the context for the whole
+        process: leave it when no thread is about to make a call.
         """
         manager = _compat.CancellationManager()
-        _compat.CancellationManagerContext(manager).__enter__()
-        try:
+        with _compat.CancellationManagerContext(manager):
             yield manager
-        finally:
-            _compat.CancellationManagerContext(None).__enter__()
+
+    @staticmethod
+    def cancellable(
+        manager: object, function: Callable[..., _Returned]
+    ) -> Callable[..., _Returned]:
+        """Return a function whose calls the manager of `cancellable_calls` ends in any thread."""
+
+        @functools.wraps(function)
+        def call(*args: object, **kwargs: object) -> _Returned:
+            # TensorFlow 2.23 keeps a context for each thread.
+            if _compat.cancellation_context() is manager:
+                return function(*args, **kwargs)
+            with _compat.CancellationManagerContext(manager):
+                return function(*args, **kwargs)
+
+        return call
 
 
 def _schedule(

@@ -126,13 +126,15 @@ class SessionFlights:
         sessions.wake = flight.wake
         # Bound, since the coordinator would copy an argument that is a dictionary.
         session = functools.partial(self._runner.run, sources, sessions)
-        start = functools.partial(self._port.start, session)
-        watch = WorkerWatch(
-            self._port, self._membership, self._channel, sessions, self._lanes, start=start
-        )
         self._function.load()
         try:
             with self._port.cancellable_calls() as cancellation, self._membership.in_use():
+                start = functools.partial(
+                    self._port.start, self._port.cancellable(cancellation, session)
+                )
+                watch = WorkerWatch(
+                    self._port, self._membership, self._channel, sessions, self._lanes, start=start
+                )
                 try:
                     watch.start_all()
                     flight.wait_until_over(
