@@ -100,7 +100,7 @@ class SharedExtended(Extended):
         super().__init__(strategy, cluster_resolver, variable_partitioner, shard_layout)
         self.ledger = _LastingLedger(self.num_ps)
         self.run = run
-        self._new_variable = functools.partial(SharedVariable, run=run)
+        self.new_variable = functools.partial(SharedVariable, run=run)
 
     @property
     def restores(self) -> bool:

@@ -17,6 +17,8 @@ def task_environment(task_type: str, task_index: int, num_workers: int) -> dict[
         # Variables are in the ps's main memory. A ps that saw the GPU would take GPU memory from
         # the workers.
         env["CUDA_VISIBLE_DEVICES"] = "-1"
+        # oneDNN's allocator takes 3% of memory that tables without a vocabulary only reserve.
+        env.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     else:
         # By default the first process on a GPU takes all of its memory; workers may share one.
         env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kerasps.errors import UnsupportedError
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.variables import ParameterServerVariable, is_seed_state
 from kerasps.variables.storage.kinds import TABLE_NAME, is_metric_state
@@ -103,6 +104,8 @@ class Inventory:
         else:
             kind = self.pulled
         if variable not in kind:
+            if not variable.has_whole_value:
+                raise no_whole_value(variable, "the step asks for all of it")
             kind.add(variable)
             self.tables.pop(variable, None)
             self.grew = True
@@ -137,7 +140,7 @@ class Inventory:
 
     def add_table(self, variable: ParameterServerVariable, num_lookups: int) -> None:
         """Note a variable that the step reads by rows, and the number of its look-ups."""
-        if _num_bytes(variable) < self._table_min_bytes:
+        if variable.has_whole_value and _num_bytes(variable) < self._table_min_bytes:
             self.small.add(variable)
             self.add(variable)
         elif self.tables.get(variable) != num_lookups:
@@ -161,6 +164,8 @@ class Inventory:
 
     def read_whole(self, table: ParameterServerVariable, reason: str) -> None:
         """Note that the step must read a table whole; warn with the reason if it is large."""
+        if not table.has_whole_value:
+            raise no_whole_value(table, reason)
         num_bytes = _num_bytes(table)
         if num_bytes > _WARN_BYTES and table not in self._warned:
             self._warned.add(table)
@@ -233,6 +238,15 @@ def _is_read_by_rows(variable: ParameterServerVariable) -> bool:
     """Return True if the first trace presumes that the step reads `variable` by rows."""
     # TensorFlow has no gradient of a look-up in a table with more rows than that.
     return variable.name == TABLE_NAME or bool(variable.storage.shape[0] > tf.int32.max)
+
+
+def no_whole_value(table: ParameterServerVariable, reason: str) -> UnsupportedError:
+    """Return the error of a step that needs all rows of a table without a vocabulary."""
+    return UnsupportedError(
+        f"A step needs all rows of '{table.path}', a table without a vocabulary, because {reason}. "
+        "Expected: look-ups by the layer `DynamicEmbedding`, outside of loops and conditions. "
+        "Received: another use. Use `keras.layers.Embedding`, whose ids are the numbers of rows."
+    )
 
 
 def _num_bytes(variable: ParameterServerVariable) -> int:

@@ -164,8 +164,10 @@ class _Aside:
 
     def add(self, message: PushMessage, places: RowPlaces) -> None:
         """Buffer the content of a push. Runs on the ps, under the lock."""
+        # Rows are made when the first push comes with them.
+        places = places.resolved()
         for rows in self._ids:
-            rows.add(places[rows.run])
+            rows.add(tf.cast(places[rows.run], tf.int32))
         updates = [
             update_message._replace(
                 groups=[

@@ -35,8 +35,9 @@ class PullMessage(NamedTuple):
     It is sent as one int32 tensor: the counts, then the ids. With only one run, the ids alone.
 
     Attributes:
-        counts: for each group, the number of rows requested from each of its runs.
-        ids: for each group, the places of the rows in their storages, end to end.
+        counts: for each group, the number of elements of `ids` for each of its runs.
+        ids: for each group, the places of the rows in their storages, end to end; of tables without
+            a vocabulary the keys of the rows (see `AskedKeys.sent`).
     """
 
     counts: list[tf.Tensor]
@@ -171,7 +172,8 @@ class DevicePull:
         places = RowPlaces({})
         for message in messages:
             lengths, ids = PullMessage.unpack(message, len(self.runs))
-            places.add(RowPlaces(dict(zip(self.runs, ids, strict=True)), lengths))
+            asked = {run: run.asked(part) for run, part in zip(self.runs, ids, strict=True)}
+            places.add(RowPlaces(asked, lengths))
         return places
 
     def _reply(self, messages: Sequence[tf.Tensor]) -> PullReply:
@@ -180,7 +182,7 @@ class DevicePull:
         # The clock is read first, so that it misses no push that is applied meanwhile.
         with tf.control_dependencies([] if clock is None else [clock]):
             places = self.places(messages)
-            rows = [[run.store.gather(places[run]) for run in shard.runs] for shard in self.groups]
+            rows = [[run.read(places[run]) for run in shard.runs] for shard in self.groups]
             return PullReply(
                 [variable.values.read_value() for variable in self._fused],
                 [shard.storage.read_value() for shard in self._dense],
@@ -211,7 +213,7 @@ class DevicePull:
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
         flats = self._in_order(flats)
         sizes = [
-            tf.size(step.requests[shard.group.tables[0]].ids_in(shard)) for shard in self.groups
+            step.requests[shard.group.tables[0]].num_rows_in(shard) for shard in self.groups
         ]
         reply = self.received.unpack_by_call(flats, sizes, step.device)
         if reply.clock is not None:

@@ -91,10 +91,7 @@ class DevicePush:
         places = RowPlaces({})
         for pull, asked in zip(self._pulls, messages, strict=True):
             places.add(pull.places(asked))
-        lengths = [
-            tf.size(places[runs[0]]) if len(runs) == 1 else tf.reduce_sum(places.counts(runs))
-            for runs in self.tables
-        ]
+        lengths = [places.number(runs) for runs in self.tables]
         message = self._received.unpack(flats, lengths)
         taken, unlocked = under_lock(
             mutex(self.device),

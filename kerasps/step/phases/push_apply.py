@@ -47,7 +47,7 @@ class _Rows:
     ) -> None:
         self._runs = runs
         self._shards = shards = [shard for run in runs for shard in run.shards]
-        self._places = [places[run] for run in runs]
+        self._places = [run.places(places[run]) for run in runs]
         # A single run needs no division.
         self._counts = places.counts(runs) if len(runs) > 1 else None
         self._rows: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
@@ -255,6 +255,8 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
             if update.updates_rows(shard):
                 touched = _Rows(update.update.optimizer, [run], places)
             else:
+                if run.is_keyed:
+                    raise AssertionError("a table without a vocabulary is updated by rows")
                 begin = run.store.begin
                 shard_places = places[run] - begin if begin else places[run]
                 gradient = tf.math.unsorted_segment_sum(

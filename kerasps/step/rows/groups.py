@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from kerasps.dynamic.key_part import AskedKeys
+from kerasps.dynamic.keyed_rows import KeyedRows
 from kerasps.step.records.specs import sent_rows
 from kerasps.step.updates.optimizers import has_uniform_updates, may_update_rows
 from kerasps.step.updates.update import Update
@@ -56,6 +58,11 @@ class TableGroup:
                 _run_sizes([[v.shards[i] for v in member] for member in members]) for i in shards
             ),
         )
+
+    @property
+    def is_keyed(self) -> bool:
+        """True if the tables have no vocabulary, so that the ps find rows by keys."""
+        return not self.tables[0].has_whole_value
 
     @property
     def num_shards(self) -> int:
@@ -125,6 +132,32 @@ class ShardRun:
         return self.shards[0].store
 
     @property
+    def is_keyed(self) -> bool:
+        """True if the ps finds rows by keys."""
+        return not self.shards[0].variable.has_whole_value
+
+    def asked(self, ids: tf.Tensor) -> tf.Tensor | AskedKeys:
+        """Return what a message asks for: places, or keys. Runs on the ps."""
+        return AskedKeys.of(ids, len(self.shards)) if self.is_keyed else ids
+
+    def read(self, asked: tf.Tensor | AskedKeys) -> tf.Tensor:
+        """Return the rows that are asked for. Runs on the ps."""
+        if isinstance(asked, AskedKeys):
+            keyed = self._keyed()
+            return keyed[0].look_up(keyed, asked)
+        return self.store.gather(asked)
+
+    def places(self, asked: tf.Tensor | AskedKeys) -> tf.Tensor:
+        """Return the places of rows to update; make missing ones. On the ps, under its lock."""
+        if isinstance(asked, AskedKeys):
+            keyed = self._keyed()
+            return keyed[0].made(keyed, asked)
+        return asked
+
+    def _keyed(self) -> list[KeyedRows]:
+        return [shard.storage for shard in self.shards]
+
+    @property
     def spec(self) -> tf.TensorSpec:
         """The spec of some rows of the shards, as they are sent."""
         return sent_rows(self.shards[0].variable)
@@ -179,6 +212,7 @@ def grouping(
             *(table.storage.shape[1:], table.storage.dtype),
             *(() if sharding is None else (sharding.num_shards, type(sharding))),
             *(shard.device for shard in table.shards),
+            *_kind_of_keys(table),
         )
         times = times_updated[id(table)]
         if times == 0:
@@ -209,7 +243,15 @@ def grouping(
 def _place_of(table: ParameterServerVariable) -> tuple[int, int]:
     """Return a sort key for a table: tables in no pool first, then those of each pool."""
     first = table.shards[0]
+    if isinstance(first, KeyedRows):
+        return first.pool.number, first.table.number
     return (first.pool.number, first.store.begin) if isinstance(first, PooledRows) else (0, 0)
+
+
+def _kind_of_keys(table: ParameterServerVariable) -> tuple[Hashable, ...]:
+    """Return what tables without a vocabulary must have in common to be one group."""
+    first = table.shards[0]
+    return (first.pool.number, first.table.first_rows) if isinstance(first, KeyedRows) else ()
 
 
 def _run_sizes(members: Sequence[Sequence[tf.Variable | PooledRows]]) -> tuple[int, ...]:
@@ -254,4 +296,5 @@ def _rule(update: Update, table: ParameterServerVariable, sparse_updates: str) -
     if any(slot.storage.shape != table.storage.shape for slot in slots):
         return None
     decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(table))
-    return decays, table.wire_dtype, tuple(slot.storage.dtype for slot in slots)
+    kinds = tuple(getattr(slot.storage, "terms", slot.storage.dtype) for slot in slots)
+    return decays, table.wire_dtype, kinds

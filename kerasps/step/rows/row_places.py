@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from kerasps.dynamic.key_part import AskedKeys
 from kerasps.step.rows.groups import ShardRun
 
 
-class RowPlaces(dict[ShardRun, tf.Tensor]):
+class RowPlaces(dict[ShardRun, tf.Tensor | AskedKeys]):
     """The places of the requested rows in the storage of each run of shards, and their numbers.
 
     Args:
-        places: int32 vectors, by the run.
+        places: int32 vectors, by the run; of a table without a vocabulary the keys, whose places
+            the push finds under its lock.
         lengths: the number of places of each run, one vector for all, in their order; None if it
             is not known.
     """
@@ -25,7 +27,11 @@ class RowPlaces(dict[ShardRun, tf.Tensor]):
         # For each run, the vector that has its length, and the index there.
         self._lengths: dict[ShardRun, tuple[tf.Tensor, int]] = {}
         if lengths is not None:
-            self._lengths = {run: (lengths, number) for number, run in enumerate(places)}
+            self._lengths = {
+                run: (lengths, number)
+                for number, run in enumerate(places)
+                if not run.is_keyed  # the length is that of the message
+            }
 
     def add(self, other: RowPlaces) -> None:
         """Add the places in other runs."""
@@ -41,5 +47,19 @@ class RowPlaces(dict[ShardRun, tf.Tensor]):
         lengths, first = known[0] if known else (None, 0)
         numbers = [number for vector, number in known if vector is lengths]
         if lengths is None or numbers != list(range(first, first + len(runs))):
-            return tf.stack([tf.size(self[run]) for run in runs])
+            return tf.stack([_number(self[run]) for run in runs])
         return lengths[first : first + len(runs)]
+
+    def number(self, runs: Sequence[ShardRun]) -> tf.Tensor:
+        """Return the number of requested rows of `runs` together."""
+        return _number(self[runs[0]]) if len(runs) == 1 else tf.reduce_sum(self.counts(runs))
+
+    def resolved(self) -> RowPlaces:
+        """Return the places of rows to update; make missing ones. On the ps, under its lock."""
+        places = RowPlaces({run: run.places(asked) for run, asked in self.items()})
+        places._lengths = dict(self._lengths)
+        return places
+
+
+def _number(asked: tf.Tensor | AskedKeys) -> tf.Tensor:
+    return tf.size(asked.keys if isinstance(asked, AskedKeys) else asked)

@@ -13,6 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from kerasps.dynamic.key_part import AskedKeys
+from kerasps.dynamic.keyed_rows import keys_of_tables
+from kerasps.dynamic.keys import part_of
 from kerasps.runtime.errors import OUT_OF_RANGE
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.rows.groups import GroupShard, TableGroup
@@ -36,7 +39,8 @@ class Asked(NamedTuple):
     """The tensors of a `RowRequest`, as the function that computes them returns them.
 
     Attributes:
-        ids: int32: for each shard, the places of the rows in their storage, table by table.
+        ids: int32: for each shard, the places of the rows in their storage, table by table; of
+            tables without a vocabulary the keys (see `AskedKeys.sent`).
         counts: int32: for each shard, the number of requested rows of each table.
         order: int32: for each shard, the indices of its rows among the different rows; empty for
             one shard.
@@ -74,8 +78,16 @@ class RowRequest:
         """Return the number of requested rows of each table in a shard."""
         return self._asked.counts[shard.index]
 
+    def num_rows_in(self, shard: GroupShard) -> tf.Tensor:
+        """Return the number of requested rows in a shard."""
+        if self.group.is_keyed:
+            return tf.reduce_sum(self.counts_in(shard))
+        return tf.size(self.ids_in(shard))
+
     def counts_of_runs(self, shard: GroupShard) -> tf.Tensor:
-        """Return the number of requested rows of each run of tables in a shard."""
+        """Return the number of elements of `ids_in` for each run of tables in a shard."""
+        if self.group.is_keyed:  # one run
+            return tf.shape(self.ids_in(shard))
         counts, sizes = self.counts_in(shard), self.group.run_sizes[shard.index]
         if len(sizes) == len(self.group.tables):
             return counts
@@ -167,6 +179,8 @@ class RowRequest:
 
 def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
     """Compute the tensors of a request."""
+    if group.is_keyed:
+        return _ask_for_keys(group, wanted)
     lookups = [looked_up for of_table in wanted for looked_up in of_table]
     flat = [
         tf.reshape(ids, [-1])
@@ -210,16 +224,68 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         totals = counts[0] if shard is None else tf.add_n(counts)
         before = tf.gather(tf.cumsum(totals, exclusive=True), number_of)
         positions = all_positions - tf.gather(before, lookup_of)
-    remaining = iter([positions] if len(flat) == 1 else tf.split(positions, sizes, num=len(flat)))
     return Asked(
         [tf.cast(part, tf.int32) for part in parts],
         counts,
         order,
         totals,
-        [[next(remaining) for _ in of_table] for of_table in wanted],
+        _by_table(positions, sizes, wanted),
         all_positions,
         sizes,
     )
+
+
+def _ask_for_keys(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
+    """Compute the tensors of a request for rows of tables without a vocabulary."""
+    flat = [tf.reshape(use.ids, [-1]) for of_table in wanted for use in of_table]
+    sizes = tf.stack([tf.size(ids) for ids in flat])
+    number_of = np.repeat(np.arange(len(wanted), dtype=np.int32), [len(uses) for uses in wanted])
+    records = [table.storage.table for table in group.tables]
+    if len(wanted) == 1:
+        of_ids = None
+        keys = records[0].keys(flat[0] if len(flat) == 1 else tf.concat(flat, 0))
+    else:
+        of_ids = tf.repeat(number_of, sizes)
+        keys = keys_of_tables(records, tf.concat(flat, 0), of_ids)
+    # The keys are in the order of the tables, since the ids are.
+    keys, all_positions = tf.unique(keys)
+    shard = part_of(keys, group.num_shards)
+    order = []
+    parts = [keys]
+    if group.num_shards > 1:
+        order = tf.dynamic_partition(tf.range(tf.size(keys)), shard, group.num_shards)
+        parts = tf.dynamic_partition(keys, shard, group.num_shards)
+    if of_ids is None:
+        counts, positions, totals = [tf.shape(part) for part in parts], all_positions, tf.shape(keys)
+    else:
+        table_of = tf.math.unsorted_segment_max(of_ids, all_positions, tf.size(keys))
+        check = tf.debugging.Assert(
+            tf.reduce_all(tf.equal(tf.gather(table_of, all_positions), of_ids)),
+            ["Two tables without a vocabulary have ids that meet in one key."],
+        )
+        with tf.control_dependencies([check]):
+            counts = _counts(shard if group.num_shards > 1 else None, table_of, group)
+        totals = tf.add_n(counts)
+        before = tf.gather(tf.cumsum(totals, exclusive=True), of_ids)
+        positions = all_positions - before
+    return Asked(
+        [AskedKeys(part, number).sent() for part, number in zip(parts, counts, strict=True)],
+        counts,
+        order,
+        totals,
+        _by_table(positions, sizes, wanted),
+        all_positions,
+        sizes,
+    )
+
+
+def _by_table(
+    positions: tf.Tensor, sizes: tf.Tensor, wanted: Sequence[Sequence[object]]
+) -> list[list[tf.Tensor]]:
+    """Return the positions of each look-up, table by table."""
+    number = sum(len(of_table) for of_table in wanted)
+    parts = iter([positions] if number == 1 else tf.split(positions, sizes, num=number))
+    return [[next(parts) for _ in of_table] for of_table in wanted]
 
 
 def checked(ids: tf.Tensor, variable: ParameterServerVariable) -> tf.Tensor:

@@ -56,6 +56,8 @@ class ParameterServerVariable(keras.Variable):
 
     # The dtype in which values and gradients are sent; None for that of the variable.
     wire_dtype: tf.DType | None = None
+    # False for a table without a vocabulary, which no operation may read as a whole.
+    has_whole_value = True
     # None until there is a value: a step that makes a variable reads its shape before that.
     _value: Any = None
     # For the state of a metric or a seed generator: its stand-in on a ps, and the function that
@@ -127,6 +129,13 @@ class ParameterServerVariable(keras.Variable):
 
     def _initialize_with_initializer(self, initializer: keras.initializers.Initializer) -> None:
         shape = tuple(self.shape)
+        if hasattr(initializer, "initialize"):  # it makes a storage of another kind
+            initializer.initialize(self)
+            return
+        beside = strategy_of_new_variables().extended.beside
+        if isinstance(beside, ShardedStorage) and tuple(beside.shape) == shape:
+            if beside.begin_slot(self, initializer):
+                return
 
         # Called only if there are shards, and cached, because it draws the seed.
         @functools.cache

@@ -11,11 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.errors import UnsupportedError
 from kerasps.runtime.forks import check_not_forked
 from kerasps.variables.lanes.phase import creating_strategy, entering, strategy_of_new_variables
 from kerasps.variables.rows.chunks import CHUNK_BYTES, chunks_of, read_rows, write_rows
 from kerasps.variables.rows.pooled_rows import PooledRows
 from kerasps.variables.rows.sharding import InBlocks, ShardedStorage, Sharding
+from kerasps.variables.storage.kinds import MOST_ROWS
 from kerasps.variables.storage.named import make_initial
 
 # Makes the initial value of one shard, given the sharding and the shard's index.
@@ -46,6 +48,12 @@ def create_storage(
         KeraspsError: this process was forked from a connected one.
     """
     check_not_forked()
+    if MOST_ROWS in shape:
+        raise UnsupportedError(
+            f"The variable '{name}' would have an element for each row of a table without a "
+            f"vocabulary. Expected: an optimizer whose slots have the shape of the table. "
+            f"Received: shape {shape}. Take one that treats rows alone, such as Adam or Adagrad."
+        )
     extended = strategy_of_new_variables().extended
     dtype = tf.as_dtype(dtype)
     is_table = not on_coordinator and extended.takes_table(name, shape, dtype)

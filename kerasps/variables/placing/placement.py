@@ -232,7 +232,9 @@ class PlacementLedger:
     def note_looked_up(self, variables: Iterable[Any], *, small: bool) -> None:
         """Record that steps use Keras variables by rows, and whether they fetch them whole."""
         for variable in variables:
-            num_bytes = math.prod(variable.shape) * variable.storage.dtype.size
+            num_bytes = 0  # of a table without a vocabulary
+            if variable.has_whole_value:
+                num_bytes = math.prod(variable.shape) * variable.storage.dtype.size
             if id(variable) not in self._looked_up:
                 weakref.finalize(variable, self._looked_up.pop, id(variable), None)
             self._looked_up[id(variable)] = (small, variable.path, num_bytes)

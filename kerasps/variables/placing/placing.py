@@ -61,6 +61,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     host: object = None
     # The pools in which new tables are made; None if each table is stored separately.
     row_pools: RowPools | None = None
+    # The pools of tables without a vocabulary; None until the strategy is connected.
+    key_pools: Any = None
     # The dtype in which new variables are sent.
     wire_rule = WireRule()
 
@@ -89,7 +91,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         # (`StandIns`), and the function that traces a replica's function.
         self.stand_ins: Any = None
         self.replica_runner: Callable[[Callable[..., Any], Any, Any], Any] | None = None
-        self._new_variable: Callable[..., NamedVariable] = NamedVariable
+        self.new_variable: Callable[..., NamedVariable] = NamedVariable
 
     @contextlib.contextmanager
     def placing(self, device: str | None) -> Iterator[None]:
@@ -156,6 +158,11 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
                 f"shape {shape}. Use a partitioner of kerasps."
             )
         return max(1, min(int(partitions[0]), shape[0]))
+
+    @property
+    def beside(self) -> ShardedStorage | None:
+        """The storage in shards beside which this thread makes variables, if any."""
+        return self._placing.beside
 
     def takes_table(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> bool:
         """Return whether a new variable is a table that may share a storage with others."""
@@ -274,7 +281,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         **unused: object,
     ) -> NamedVariable:
         """Make a variable with a name on its task, on the current device."""
-        return self._new_variable(
+        return self.new_variable(
             initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name
         )
 

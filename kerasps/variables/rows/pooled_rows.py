@@ -261,4 +261,5 @@ class PooledRows(TensorLike):
 
 def store_of(shard: tf.Variable | PooledRows) -> RowStore:
     """Return the rows of a shard, by place: those of a variable, or some rows in a pool."""
-    return shard.store if isinstance(shard, PooledRows) else RowStore(shard, 0, shard.device)
+    store = getattr(shard, "store", None)
+    return RowStore(shard, 0, shard.device) if store is None else store

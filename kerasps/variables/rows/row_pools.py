@@ -133,7 +133,7 @@ class RowPool:
                     name="tables" if trainable else "rows",
                 )
                 if holder.takes_values:
-                    on_own_task(lambda: _take_memory(holder))
+                    on_own_task(lambda: take_memory(holder))
             self._holders[key] = holder
         return self._holders[key]
 
@@ -212,7 +212,7 @@ class RowPools:
         return [pool for _, pool in alive if pool.kind == kind and pool.is_open]
 
 
-def _take_memory(holder: NamedVariable) -> None:
+def take_memory(holder: NamedVariable) -> None:
     """Give a variable memory that is not written to yet."""
 
     # In a function, which keeps no reference to the value: TensorFlow's operations on rows copy a

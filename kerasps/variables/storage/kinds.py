@@ -6,6 +6,8 @@ import keras
 
 # The name that `keras.layers.Embedding` gives its weight; steps read other weights whole.
 TABLE_NAME = "embeddings"
+# The number of rows in the shape of a table without a vocabulary, which has no number that stays.
+MOST_ROWS = 2**31 - 1
 
 
 def is_metric_state(variable: keras.Variable) -> bool:

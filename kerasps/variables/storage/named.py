@@ -80,6 +80,17 @@ class NamedVariable(_compat.ResourceVariable):
         """True if values that this process assigns outside of steps are written."""
         return True
 
+    @property
+    def finds(self) -> Callable[[], tf.Tensor]:
+        """The function that finds the handle by name, on the variable's task."""
+        return functools.partial(
+            tf.raw_ops.VarHandleOp,
+            dtype=self.dtype,
+            shape=self.shape,
+            container="",
+            shared_name=self.shared_name,
+        )
+
     def _claim_name(self, kind: Hashable) -> str:
         return NAMES.claim(kind)
 
@@ -90,6 +101,37 @@ class NamedVariable(_compat.ResourceVariable):
         # Not when this process ends: TensorFlow then removes all of the process's resources from
         # the tasks, and some tasks may have ended already.
         weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False
+
+
+class NamedIndex:
+    """A hash table from int64 to int64 with a name on its task, destroyed when it is collected.
+
+    Attributes:
+        device: the device of its task.
+        shared_name: its name there.
+        handle: its handle.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        kind = ("index",)
+        self.shared_name = NAMES.claim(kind)
+        with tf.init_scope(), tf.device(device):
+            self.handle = on_own_task(self.finds, is_repeatable=True)
+        # A graph captures the handle; `HandleFinder` finds it by this name.
+        self.handle.named_variable = weakref.ref(self)
+        weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False
+
+    @property
+    def finds(self) -> Callable[[], tf.Tensor]:
+        """The function that finds the handle by name, on its task; it makes a missing one."""
+        return functools.partial(
+            tf.raw_ops.MutableHashTableV2,
+            container="",
+            shared_name=self.shared_name,
+            key_dtype=tf.int64,
+            value_dtype=tf.int64,
+        )
 
 
 def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -> _Returned:
@@ -174,12 +216,12 @@ class HandleFinder:
     """Finds variables, and the locks of their tasks, by name, in the graph of an execution.
 
     Args:
-        captures: captured handles, possibly with repetitions. The handles of variables with a name
-            are found by that name.
+        captures: captured handles, possibly with repetitions. The handles of variables and indexes
+            with a name are found by that name.
     """
 
     def __init__(self, captures: Iterable[tf.Tensor], mutex: Callable[[str], tf.Tensor]) -> None:
-        by_device: dict[str, dict[int, NamedVariable]] = {}
+        by_device: dict[str, dict[int, NamedVariable | NamedIndex]] = {}
         for captured in captures:
             if hasattr(captured, "named_variable"):
                 variable = captured.named_variable()
@@ -207,20 +249,15 @@ class HandleFinder:
         return handles
 
 
-def _handles_function(device: str, stored: Sequence[NamedVariable]) -> Any:
-    names = [(v.shared_name, v.dtype, v.shape) for v in stored]
+def _handles_function(device: str, stored: Sequence[NamedVariable | NamedIndex]) -> Any:
+    # Functions that find them by name, so that nothing here keeps them alive.
+    finds = [resource.finds for resource in stored]
 
     def look_up(token: tf.Tensor) -> list[tf.Tensor]:
         del token
         with tf.device(device):
             mutex = tf.raw_ops.MutexV2(container="", shared_name=mutex_name(device))
-            return [
-                mutex,
-                *(
-                    tf.raw_ops.VarHandleOp(dtype=d, shape=shape, container="", shared_name=name)
-                    for name, d, shape in names
-                ),
-            ]
+            return [mutex, *(find() for find in finds)]
 
     return tf.function(
         look_up, autograph=False, input_signature=[tf.TensorSpec([], tf.resource)]

@@ -1,0 +1,398 @@
+"""One part of a pool of keyed rows: what one ps holds, and the operations on it.
+
+Rows, their slots, keys and tags are at the same places of variables that are reserved at the size
+that they may grow to; the system gives a ps the pages that were written. An index finds the place
+of a key. The row at place 0 belongs to no key: an update of a row that was not made goes there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.dynamic.first_rows import FirstRows
+from kerasps.dynamic.keys import from_halves, halves, salt_of, unmixed
+from kerasps.variables.rows.row_pools import take_memory
+from kerasps.variables.rows.row_store import RowStore
+from kerasps.variables.storage.named import NamedIndex, NamedVariable, on_own_task
+
+# A tag has the number of a table and, in these lowest bits, the number of the newest slot that the
+# row has begun.
+SLOT_BITS = 16
+MOST_TABLES = 2 ** (31 - SLOT_BITS) - 1
+# The tag of a place that no row has.
+NO_TABLE = -1
+# In `numbers`: the first place that no row had yet; how many places were given back; then, for each
+# table, the number of its rows, and of the rows that it had no room for.
+_TOP, _NUM_FREE, _HEADER = 0, 1, 2
+
+
+class AskedKeys(NamedTuple):
+    """The rows that a step asks for in one part.
+
+    Attributes:
+        keys: different keys, table by table.
+        counts: int32: the number of keys of each table of the run.
+    """
+
+    keys: tf.Tensor
+    counts: tf.Tensor
+
+    @classmethod
+    def of(cls, ids: tf.Tensor, num_tables: int) -> AskedKeys:
+        """Return what a worker has sent: counts and keys end to end, as int32."""
+        counts = tf.ensure_shape(ids[:num_tables], [num_tables])
+        return cls(from_halves(ids[num_tables:]), counts)
+
+    def sent(self) -> tf.Tensor:
+        """Return them as a worker sends them."""
+        return tf.concat([self.counts, halves(self.keys)], 0)
+
+
+@dataclass(frozen=True)
+class TableTerms:
+    """What a part must know of a table.
+
+    Attributes:
+        number: the number of the table in its pool.
+        first_rows: makes first rows.
+        salt: the salt of the seed of first rows.
+        max_rows: the most rows in this part; None for no limit but the room of the part.
+        slots: the slots that it has now, in the order in which they were made.
+    """
+
+    number: int
+    first_rows: FirstRows
+    salt: np.int64
+    max_rows: int | None
+    slots: tuple[SlotTerms, ...]
+
+
+@dataclass(frozen=True)
+class SlotTerms:
+    """What a part must know of a slot of a table.
+
+    Attributes:
+        number: its number among all slots that the table ever had, from 1.
+        dtype: the dtype of its rows.
+        begins_as: the value of each element before the first update.
+    """
+
+    number: int
+    dtype: tf.DType
+    begins_as: float
+
+
+def salt_in_pool(number: int) -> np.int64:
+    """Return what is added to the ids of a table before they are mixed to keys."""
+    return np.int64(0) if number == 0 else salt_of(number)
+
+
+class KeyPart:
+    """The part of a pool on one ps.
+
+    Args:
+        device: the device of the ps.
+        width: the number of elements of a row.
+        capacity: the number of places.
+        make: makes a variable without a value (see `variables.NamedVariable`).
+
+    Attributes:
+        device: as given.
+        capacity: as given.
+        index: finds the places of keys.
+        keys: the key of each place.
+        tags: the tag of each place.
+        numbers: see above.
+        free: places that were given back.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        width: int,
+        dtype: tf.DType,
+        capacity: int,
+        make: Callable[..., NamedVariable],
+        *,
+        trainable: bool,
+    ) -> None:
+        self.device, self.capacity = device, capacity
+        self._width, self._make = width, make
+        self.index = NamedIndex(device)
+        self.numbers = self._variable([_HEADER + 2 * MOST_TABLES], tf.int64, "numbers", first=True)
+        self.keys = self._reserved([], tf.int64, "keys")
+        self.tags = self._reserved([], tf.int32, "tags")
+        self.free = self._reserved([], tf.int32, "free")
+        self.rows = self._reserved([width], dtype, "rows", trainable=trainable)
+        self._slots: weakref.WeakValueDictionary[tuple[tf.DType, int], NamedVariable] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def slot(self, terms: SlotTerms) -> NamedVariable:
+        """Return the variable with the rows of a slot; it lives as long as a table has the slot."""
+        key = terms.dtype, terms.number
+        holder = self._slots.get(key)
+        if holder is None:
+            holder = self._slots[key] = self._reserved([self._width], terms.dtype, "slots")
+        return holder
+
+    def store(self, holder: NamedVariable) -> RowStore:
+        """Return rows by their places."""
+        return RowStore(holder, 0, self.device)
+
+    def _variable(
+        self, shape: list[int], dtype: tf.DType, name: str, *, first: bool = False, **kwargs: bool
+    ) -> NamedVariable:
+        def begin() -> tf.Tensor:
+            # Place 0 is no key's.
+            return tf.concat([[1], tf.zeros([shape[0] - 1], dtype)], 0)
+
+        with tf.init_scope(), tf.device(self.device):
+            trainable = kwargs.get("trainable", False)
+            initial = begin if first else None
+            return self._make(initial, shape=shape, dtype=dtype, trainable=trainable, name=name)
+
+    def _reserved(
+        self, row_shape: list[int], dtype: tf.DType, name: str, **kwargs: bool
+    ) -> NamedVariable:
+        holder = self._variable([self.capacity, *row_shape], dtype, name, **kwargs)
+        if holder.takes_values:
+            on_own_task(lambda: take_memory(holder))
+        return holder
+
+    # What follows adds operations to a graph on the ps, and captures handles.
+
+    def find(self, keys: tf.Tensor) -> tf.Tensor:
+        """Return the place of each key, -1 for one that has none."""
+        return tf.raw_ops.LookupTableFindV2(
+            table_handle=self.index.handle, keys=keys, default_value=np.int64(-1)
+        )
+
+    def look_up(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
+        """Return the row of each key; of one that has none, the first row. Changes nothing."""
+        places = self.find(asked.keys)
+        # A row is complete before the index has its key.
+        with tf.control_dependencies([places]):
+            at = tf.maximum(places, 0)
+            rows = self.store(self.rows).gather(at)
+            tags = self.store(self.tags).gather(at)
+        local = _table_of(asked)
+        numbers = _of_tables([table.number for table in tables], local, np.int32)
+        is_missing = (places < 0) | tf.not_equal(_table_in(tags), numbers)
+        rows.set_shape([None, self._width])
+
+        def filled() -> tf.Tensor:
+            missing = tf.where(is_missing)[:, 0]
+            first = first_rows(tables, tf.gather(asked.keys, missing), _some(local, missing))
+            return tf.tensor_scatter_nd_update(rows, missing[:, None], first)
+
+        found = tf.cond(tf.reduce_any(is_missing), filled, lambda: rows)
+        found.set_shape([None, self._width])
+        return found
+
+    def made(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
+        """Return the place of each key; make the rows that are missing. Call under the lock.
+
+        A row for which there is no room is not made, but counted; its place is 0.
+        """
+        keys, local = asked.keys, _table_of(asked)
+        places = self.find(keys)
+        with tf.control_dependencies([places]):
+            tags = self.store(self.tags).gather(tf.maximum(places, 0))
+        numbers = _of_tables([table.number for table in tables], local, np.int32)
+        newest = _of_tables([_newest(table) for table in tables], local, np.int32)
+        is_new = places < 0
+        check = tf.debugging.Assert(
+            tf.reduce_all(is_new | tf.equal(_table_in(tags), numbers)),
+            ["Two tables without a vocabulary have ids that meet in one key."],
+        )
+        begun = tf.where(is_new, -1, tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1)))
+        is_due = begun < newest
+
+        def make() -> tf.Tensor:
+            return self._make_rows(tables, keys, local, places, is_new, begun)
+
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.cond(tf.reduce_any(is_due), make, lambda: tf.identity(places))
+
+    def _make_rows(
+        self,
+        tables: Sequence[TableTerms],
+        keys: tf.Tensor,
+        local: tf.Tensor | None,
+        places: tf.Tensor,
+        is_new: tf.Tensor,
+        begun: tf.Tensor,
+    ) -> tf.Tensor:
+        """Make the rows that are missing, and begin the slots that a row has not begun."""
+        new = tf.where(is_new)[:, 0]
+        new_local = _some(local, new)
+        new_places = self._new_places(tables, new, new_local)
+        places = tf.tensor_scatter_nd_update(places, new[:, None], new_places)
+        numbers = _of_tables([table.number for table in tables], local, np.int32)
+        newest = _of_tables([_newest(table) for table in tables], local, np.int32)
+        writes = []
+        for slot, tables_with in _slots_of(tables).items():
+            # Of tables without the slot, rows are not due.
+            number = _of_tables(
+                [slot[1] if i in tables_with else -1 for i in range(len(tables))], local, np.int32
+            )
+            due = tf.where(begun < number)[:, 0]
+            values = _of_tables(
+                [tables_with.get(i, 0.0) for i in range(len(tables))],
+                _some(local, due),
+                slot[0].as_numpy_dtype,
+            )
+            values = tf.broadcast_to(
+                tf.reshape(values, [-1, 1]), tf.stack([tf.size(due), self._width])
+            )
+            writes.append(self._write(self._slots[slot], tf.gather(places, due), values))
+        new_keys = tf.gather(keys, new)
+        first = first_rows(tables, new_keys, new_local)
+        writes.append(self._write(self.rows, new_places, first))
+        writes.append(self._write(self.keys, new_places, new_keys))
+        due = tf.where(begun < newest)[:, 0]
+        new_tags = tf.broadcast_to(numbers * np.int32(2**SLOT_BITS) + newest, tf.shape(places))
+        writes.append(self._write(self.tags, tf.gather(places, due), tf.gather(new_tags, due)))
+        with tf.control_dependencies(writes):
+            has_place = tf.where(new_places > 0)[:, 0]
+            insert = tf.raw_ops.LookupTableInsertV2(
+                table_handle=self.index.handle,
+                keys=tf.gather(new_keys, has_place),
+                values=tf.gather(new_places, has_place),
+            )
+        with tf.control_dependencies([insert]):
+            return tf.identity(places)
+
+    def _new_places(
+        self, tables: Sequence[TableTerms], new: tf.Tensor, local: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Return places for new rows, 0 for those without room; count them."""
+        count = tf.size(new, tf.int64)
+        which = tf.zeros_like(new, tf.int32) if local is None else local
+        rows_of = [_HEADER + 2 * table.number for table in tables]
+        numbers = self.store(self.numbers).gather(
+            tf.constant([_TOP, _NUM_FREE, *rows_of], tf.int32)
+        )
+        top, num_free, held = numbers[0], numbers[1], numbers[2:]
+        of_each = tf.math.unsorted_segment_sum(tf.ones_like(new), which, len(tables))
+        # The rank of each new row among those of its table.
+        rank = tf.range(count) - tf.gather(tf.cumsum(of_each, exclusive=True), which)
+        most = np.array([t.max_rows or self.capacity for t in tables], np.int64)
+        has_room = rank < tf.gather(tf.constant(most) - held, which)
+        order = tf.cumsum(tf.cast(has_room, tf.int64), exclusive=True)
+        has_room &= order < num_free + self.capacity - top
+        from_free = tf.minimum(tf.reduce_sum(tf.cast(has_room, tf.int64)), num_free)
+        is_given_back = has_room & (order < from_free)
+        given_back = self.store(self.free).gather(
+            tf.where(is_given_back, num_free - 1 - order, tf.zeros_like(order))
+        )
+        places = tf.where(is_given_back, tf.cast(given_back, tf.int64), top + order - from_free)
+        places = tf.where(has_room, places, tf.zeros_like(places))
+        made = tf.math.unsorted_segment_sum(tf.cast(has_room, tf.int64), which, len(tables))
+        used = tf.reduce_sum(made) - from_free
+        changes = tf.concat([tf.stack([used, -from_free]), made, of_each - made], 0)
+        at = [_TOP, _NUM_FREE, *rows_of, *(number + 1 for number in rows_of)]
+        with tf.control_dependencies([given_back]):
+            add = tf.raw_ops.ResourceScatterAdd(
+                resource=self.numbers.handle, indices=tf.constant(at, tf.int32), updates=changes
+            )
+        with tf.control_dependencies([add]):
+            return tf.identity(places)
+
+    def _write(self, holder: NamedVariable, places: tf.Tensor, rows: tf.Tensor) -> Any:
+        return tf.raw_ops.ResourceScatterUpdate(
+            resource=holder.handle, indices=places, updates=tf.cast(rows, holder.dtype)
+        )
+
+    def counts(self, number: int) -> tf.Tensor:
+        """Return the number of rows of a table, and of those that it had no room for."""
+        first = _HEADER + 2 * number
+        return self.store(self.numbers).gather(tf.constant([first, first + 1], tf.int32))
+
+    def top(self) -> tf.Tensor:
+        """Return the first place that no row had yet."""
+        return self.store(self.numbers).gather(tf.constant([_TOP], tf.int32))[0]
+
+    def piece(self, number: int, first: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the places of a table's rows among `count` places, and their ids."""
+        last = tf.minimum(first + count, self.top())
+        tags = self.store(self.tags).gather(tf.range(first, tf.maximum(first, last)))
+        places = tf.where(tf.equal(_table_in(tags), number))[:, 0] + first
+        keys = self.store(self.keys).gather(places)
+        return places, unmixed(keys) - salt_in_pool(number)
+
+    def remove(self, number: int, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        """Remove the rows of a table among `count` places; return how many. Under the lock."""
+        places, _ = self.piece(number, first, count)
+        removed = tf.size(places, tf.int64)
+        header = self.store(self.numbers).gather(tf.constant([_NUM_FREE], tf.int32))
+        keys = self.store(self.keys).gather(places)
+        with tf.control_dependencies([keys]):
+            taken = tf.raw_ops.LookupTableRemoveV2(table_handle=self.index.handle, keys=keys)
+        with tf.control_dependencies([taken]):
+            tags = tf.fill(tf.shape(places), np.int32(NO_TABLE))
+            writes = [
+                self._write(self.tags, places, tags),
+                self._write(self.free, header[0] + tf.range(removed), places),
+                tf.raw_ops.ResourceScatterAdd(
+                    resource=self.numbers.handle,
+                    indices=tf.constant([_NUM_FREE, _HEADER + 2 * number], tf.int32),
+                    updates=tf.stack([removed, -removed]),
+                ),
+            ]
+        with tf.control_dependencies(writes):
+            return tf.identity(removed)
+
+
+def first_rows(
+    tables: Sequence[TableTerms], keys: tf.Tensor, local: tf.Tensor | None
+) -> tf.Tensor:
+    """Return the first rows of keys of tables whose first rows are made alike."""
+    in_pool = _of_tables([salt_in_pool(table.number) for table in tables], local, np.int64)
+    salts = _of_tables([table.salt for table in tables], local, np.int64)
+    return tables[0].first_rows(unmixed(keys) - in_pool, salts)
+
+
+def _newest(table: TableTerms) -> int:
+    return table.slots[-1].number if table.slots else 0
+
+
+def _slots_of(
+    tables: Sequence[TableTerms],
+) -> dict[tuple[tf.DType, int], dict[int, float]]:
+    """Return the slots of tables, and for each the tables that have it, with what it begins as."""
+    slots: dict[tuple[tf.DType, int], dict[int, float]] = {}
+    for index, table in enumerate(tables):
+        for slot in table.slots:
+            slots.setdefault((slot.dtype, slot.number), {})[index] = slot.begins_as
+    return slots
+
+
+def _table_of(asked: AskedKeys) -> tf.Tensor | None:
+    """Return the index of the table of each key among those of the run; None for a single one."""
+    if asked.counts.shape[0] == 1:
+        return None
+    return tf.repeat(tf.range(tf.size(asked.counts)), asked.counts)
+
+
+def _of_tables(values: Sequence[Any], local: tf.Tensor | None, dtype: Any) -> Any:
+    """Return the value of each key's table: one value if it is the same for all."""
+    numbers = np.array(values, dtype)
+    if local is None or (numbers == numbers[0]).all():
+        return numbers[0]
+    return tf.gather(tf.constant(numbers), local)
+
+
+def _some(values: tf.Tensor | None, indices: tf.Tensor) -> tf.Tensor | None:
+    return None if values is None else tf.gather(values, indices)
+
+
+def _table_in(tags: tf.Tensor) -> tf.Tensor:
+    return tf.bitwise.right_shift(tags, np.int32(SLOT_BITS))

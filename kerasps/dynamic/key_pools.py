@@ -1,0 +1,144 @@
+"""Pools of keyed rows: all tables of one width share a pool, which has a part on each ps."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from kerasps.dynamic.key_part import MOST_TABLES, KeyPart
+from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, TableRecord
+from kerasps.dynamic.room import places_on
+from kerasps.dynamic.rows_of_ids import RowsOfIds
+from kerasps.errors import InputError
+from kerasps.runtime.on_ps import OnPS
+from kerasps.variables.storage.named import NamedVariable
+
+# The places that a function looks through in one call.
+PIECE = 1 << 18
+
+_NUMBERS = itertools.count(1)
+
+
+class KeyPool:
+    """The rows of all tables of one width and dtype.
+
+    Attributes:
+        number: its number among those of this process.
+        parts: the part on each ps.
+        mutex: as given.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        width: int,
+        dtype: tf.DType,
+        make: Callable[..., NamedVariable],
+        mutex: Callable[[str], tf.Tensor],
+        *,
+        trainable: bool,
+    ) -> None:
+        self.number = next(_NUMBERS)
+        self.parts = [
+            KeyPart(
+                device, width, dtype, places_on(device, width * dtype.size), make,
+                trainable=trainable,
+            )
+            for device in devices
+        ]
+        self.mutex = mutex
+        self._trainable = trainable
+        self._next_table = itertools.count()
+        self._free_tables: list[int] = []
+        # The numbers of tables that Python has collected, whose rows are still there.
+        self._left: list[int] = []
+
+    def add(self, name: str, rows_of_ids: RowsOfIds) -> KeyedStorage:
+        """Return the storage of a new table."""
+        self._remove_left()
+        number = self._free_tables.pop() if self._free_tables else next(self._next_table)
+        if number >= MOST_TABLES:
+            raise InputError(
+                f"There are too many tables without a vocabulary. Expected: at most {MOST_TABLES:,}"
+                f" of one width. Received: one more, '{name}'. Let features share a layer."
+            )
+        table = TableRecord(
+            number,
+            name,
+            rows_of_ids.first_rows,
+            rows_of_ids.salt,
+            rows_of_ids.max_rows,
+            len(self.parts),
+        )
+        weakref.finalize(table, self._left.append, number).atexit = False
+        rows = [
+            KeyedRows(part, table, part.rows, self, trainable=self._trainable)
+            for part in self.parts
+        ]
+        return KeyedStorage(rows, name)
+
+    def remove_rows(self, number: int) -> None:
+        """Remove all rows of a table."""
+        for part in self.parts:
+            self._remove_in(part, number)
+
+    def _remove_in(self, part: KeyPart, number: int) -> None:
+        top = OnPS(part.device, part.top)
+        remove = OnPS(
+            part.device,
+            lambda first, count: part.remove(number, first, count),
+            tf.TensorSpec([], tf.int64),
+            tf.TensorSpec([], tf.int64),
+            mutex=self.mutex(part.device),
+        )
+        for first in range(1, int(top.call()[0]), PIECE):
+            # A second call finds none of the rows.
+            remove.call(first, PIECE)
+
+    def _remove_left(self) -> None:
+        while self._left:
+            number = self._left.pop()
+            self.remove_rows(number)
+            self._free_tables.append(number)
+
+
+class KeyPools:
+    """The pools of a strategy. A pool lives as long as a table is in it.
+
+    Args:
+        devices: the devices of all ps.
+        make: makes a variable (see `variables.NamedVariable`).
+        mutex: returns the lock of a ps.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        make: Callable[..., NamedVariable],
+        mutex: Callable[[str], tf.Tensor],
+    ) -> None:
+        self._devices, self._make, self._mutex = list(devices), make, mutex
+        self._lock = threading.Lock()
+        self._pools: weakref.WeakValueDictionary[tuple[int, tf.DType, bool], KeyPool] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def add(
+        self, name: str, rows_of_ids: RowsOfIds, dtype: tf.DType, *, trainable: bool
+    ) -> KeyedStorage:
+        """Return the storage of a new table."""
+        width = rows_of_ids.first_rows.width
+        with self._lock:
+            kind = width, dtype, trainable
+            pool = self._pools.get(kind)
+            if pool is None:
+                pool = KeyPool(
+                    self._devices, width, dtype, self._make, self._mutex, trainable=trainable
+                )
+                self._pools[kind] = pool
+            return pool.add(name, rows_of_ids)
+

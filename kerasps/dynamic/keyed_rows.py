@@ -1,0 +1,234 @@
+"""The storage of a table without a vocabulary, or of one of its slots, on all ps."""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.dynamic.first_rows import FirstRows
+from kerasps.dynamic.key_part import (
+    AskedKeys,
+    KeyPart,
+    SlotTerms,
+    TableTerms,
+    salt_in_pool,
+)
+from kerasps.dynamic.keys import mixed, part_of
+from kerasps.errors import UnsupportedError
+from kerasps.variables.rows.row_store import RowStore
+from kerasps.variables.rows.sharding import ShardedStorage, Sharding
+from kerasps.variables.storage.kinds import MOST_ROWS
+from kerasps.variables.storage.named import NamedVariable
+from kerasps.variables.storage.tensor_like import TensorLike
+
+
+class KeySharding(Sharding):
+    """The part of a row follows from its key. No ps has a range of rows."""
+
+    def rows(self, shard: int) -> range:
+        del shard
+        raise _no_whole_value("its rows")
+
+    def merge(self, values: Sequence[tf.Tensor], rows: Sequence[range], first: int) -> tf.Tensor:
+        del values, rows, first
+        raise _no_whole_value("its value")
+
+    def locate(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the part of each key, and the key."""
+        return part_of(ids, self.num_shards), ids
+
+    def locate_in_tables(
+        self, ids: tf.Tensor, table_of: tf.Tensor, num_rows: Sequence[int]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        del table_of, num_rows
+        return self.locate(ids)
+
+
+class TableRecord:
+    """A table in a pool, as all of its parts know it.
+
+    Attributes:
+        number: its number in the pool.
+        name: its name in messages.
+        first_rows: makes its first rows.
+        salt: the salt of their seed.
+        max_rows: the most rows; None for no limit.
+        num_parts: the number of parts of the pool.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        first_rows: FirstRows,
+        salt: np.int64,
+        max_rows: int | None,
+        num_parts: int,
+    ) -> None:
+        self.number, self.name = number, name
+        self.first_rows, self.salt = first_rows, salt
+        self.max_rows, self.num_parts = max_rows, num_parts
+        self._slots: list[weakref.ref[KeyedStorage]] = []
+        self._num_slots = 0
+
+    def new_slot(self, dtype: tf.DType, begins_as: float) -> SlotTerms:
+        """Return the terms of a new slot."""
+        self._num_slots += 1
+        return SlotTerms(self._num_slots, dtype, begins_as)
+
+    def keep(self, slot: KeyedStorage) -> None:
+        """Begin a slot with each new row for as long as the slot exists."""
+        self._slots.append(weakref.ref(slot))
+
+    @property
+    def terms(self) -> TableTerms:
+        """What a part must know of it now."""
+        alive = [slot for ref in self._slots if (slot := ref()) is not None]
+        most = None if self.max_rows is None else -(-self.max_rows // self.num_parts)
+        slots = tuple(slot.terms for slot in alive if slot.terms is not None)
+        return TableTerms(self.number, self.first_rows, self.salt, most, slots)
+
+    def keys(self, ids: tf.Tensor) -> tf.Tensor:
+        """Return the keys of ids, int64 of any shape."""
+        return mixed(ids + salt_in_pool(self.number))
+
+
+def keys_of_tables(tables: Sequence[TableRecord], ids: tf.Tensor, table_of: tf.Tensor) -> tf.Tensor:
+    """Return the keys of ids of several tables.
+
+    Args:
+        table_of: the index of the table of each id.
+    """
+    salts = np.array([salt_in_pool(table.number) for table in tables], np.int64)
+    return mixed(ids + tf.gather(tf.constant(salts), table_of))
+
+
+class KeyedRows(TensorLike):
+    """The rows of a table, or of a slot, in one part; stands where a `tf.Variable` would.
+
+    Attributes:
+        part: the part.
+        table: the table.
+        store: the rows, by their places.
+        trainable: whether gradients are taken with respect to them.
+    """
+
+    takes_values = False
+
+    def __init__(
+        self, part: KeyPart, table: TableRecord, holder: NamedVariable, pool: Any, *, trainable: bool
+    ) -> None:
+        self.part, self.table, self.pool = part, table, pool
+        self.store: RowStore = part.store(holder)
+        self.trainable = trainable
+        self._unique_id = uuid.uuid4().hex
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"{self.table.name}:0"
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of the elements."""
+        return self.store.holder.dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the table: it has no number of rows that stays."""
+        return tf.TensorShape([MOST_ROWS, *self.store.holder.shape[1:]])
+
+    @property
+    def device(self) -> str:
+        """The device of the part."""
+        return self.part.device
+
+    def read_value(self) -> NoReturn:
+        """Raise the error that there is no whole value."""
+        raise _no_whole_value(self.name)
+
+    def look_up(self, tables: Sequence[KeyedRows], asked: AskedKeys) -> tf.Tensor:
+        """Return the row of each key of some tables of the part. Runs on the ps."""
+        return self.part.look_up([rows.table.terms for rows in tables], asked)
+
+    def made(self, tables: Sequence[KeyedRows], asked: AskedKeys) -> tf.Tensor:
+        """Return the place of each key, of rows made where missing. On the ps, under the lock."""
+        return self.part.made([rows.table.terms for rows in tables], asked)
+
+
+class KeyedStorage(ShardedStorage):
+    """The storage of a table without a vocabulary, or of one of its slots, on all ps.
+
+    Attributes:
+        table: the table.
+        terms: the terms of the slot; None for the table itself.
+    """
+
+    shards: tuple[KeyedRows, ...]
+
+    def __init__(
+        self, shards: Sequence[KeyedRows], name: str, terms: SlotTerms | None = None
+    ) -> None:
+        super().__init__(shards, KeySharding(MOST_ROWS, len(shards)), name)
+        self.table = shards[0].table
+        self.terms = terms
+
+    def read_value(self) -> NoReturn:
+        raise _no_whole_value(self.name)
+
+    def assign(self, value: object, **unused: object) -> NoReturn:
+        """Raise the error that there is no whole value."""
+        del value, unused
+        raise _no_whole_value(self.name)
+
+    assign_add = assign_sub = assign
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> NoReturn:
+        del indices, name
+        raise _no_whole_value(self.name)
+
+    @property
+    def watched(self) -> list[Any]:
+        raise UnsupportedError(
+            f"A GradientTape outside of a step asks for the gradient of '{self.name}', a table "
+            "without a vocabulary, whose rows only a step makes and updates. Expected: a step of "
+            "`model.fit`, `train_on_batch`, or of a function that `strategy.run` runs. Received: "
+            "a tape in another function. Train with one of these."
+        )
+
+    def begin_slot(self, variable: Any, initializer: Any) -> bool:
+        from kerasps.dynamic.table import KeyedVariable
+
+        variable.__class__ = KeyedVariable
+        variable.begin_slot(self, initializer)
+        return True
+
+    def add_slot(self, name: str, dtype: tf.DType, begins_as: float) -> KeyedStorage:
+        """Return the storage of a new slot of the table.
+
+        Args:
+            begins_as: the value of each element before the first update.
+        """
+        terms = self.table.new_slot(dtype, begins_as)
+        rows = [
+            KeyedRows(shard.part, self.table, shard.part.slot(terms), shard.pool, trainable=False)
+            for shard in self.shards
+        ]
+        slot = KeyedStorage(rows, name, terms)
+        self.table.keep(slot)
+        return slot
+
+
+def _no_whole_value(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"The value of '{name}' as a whole is asked for, and a table without a vocabulary has only "
+        "the rows of the ids that came. Expected: look-ups by the layer `DynamicEmbedding`, or its "
+        "methods `rows(ids)` and `items()`. Received: a read or an assignment of all rows, such as "
+        "by `get_weights`, `ops.copy` or an optimizer that needs all rows. Use one of these "
+        "methods, or another optimizer, such as Adam or Adagrad."
+    )

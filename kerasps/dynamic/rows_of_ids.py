@@ -1,0 +1,56 @@
+"""The initializer of the weight of a table without a vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps.dynamic.first_rows import FirstRows
+from kerasps.dynamic.keys import salt_of
+from kerasps.errors import UnsupportedError
+from kerasps.variables.storage.kinds import MOST_ROWS
+
+__all__ = ["MOST_ROWS", "RowsOfIds"]
+
+
+class RowsOfIds(keras.initializers.Initializer):
+    """Says how a table without a vocabulary begins: with no rows.
+
+    A strategy recognizes such a variable by this initializer, and makes a `KeyedVariable`.
+
+    Args:
+        first_rows: makes the row of an id before its first update.
+        seed: the seed of these rows, any integer.
+        max_rows: the most rows that the table may have; None for as many as the memory holds.
+
+    Attributes:
+        first_rows: as given.
+        salt: the salt of the seed.
+        max_rows: as given.
+    """
+
+    def __init__(self, first_rows: FirstRows, seed: int, max_rows: int | None) -> None:
+        self.first_rows = first_rows
+        self.salt = salt_of(seed)
+        self.max_rows = max_rows
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        raise UnsupportedError(
+            "The weight of a table without a vocabulary has no value as a whole. Expected: a use "
+            f"of the layer `DynamicEmbedding`. Received: a value of shape {tuple(shape)}. Make the "
+            "layer in the scope of the strategy, or without a strategy."
+        )
+
+    def initialize(self, variable: Any) -> None:
+        """Make the storage of a new variable, which becomes a `KeyedVariable`."""
+        from kerasps.dynamic.table import KeyedVariable
+
+        variable.__class__ = KeyedVariable
+        variable.begin(self)
+
+    def rows(self, ids: tf.Tensor) -> tf.Tensor:
+        """Return the first rows of ids, an int64 vector."""
+        return self.first_rows(ids, np.int64(self.salt))

@@ -1,0 +1,255 @@
+"""The Keras variable of a table without a vocabulary, or of a slot of one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.dynamic.key_part import AskedKeys
+from kerasps.dynamic.key_pools import PIECE
+from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
+from kerasps.dynamic.keys import part_of
+from kerasps.dynamic.rows_of_ids import RowsOfIds
+from kerasps.errors import UnsupportedError
+from kerasps.runtime.fetching import fetch
+from kerasps.runtime.on_ps import OnPS, call_on_each
+from kerasps.variables.keras.variable import ParameterServerVariable
+from kerasps.variables.lanes.phase import strategy_of_new_variables, wait_for_steps
+from kerasps.variables.storage.named import on_own_task
+from kerasps.variables.storage.tensor_like import note_read
+
+# The rows that are sent in one call.
+_BATCH = 1 << 16
+
+
+class KeyedVariable(ParameterServerVariable):
+    """The rows of the ids that came, on all ps; its value as a whole is refused.
+
+    Attributes:
+        rows_of_ids: how the table begins; None for a slot.
+    """
+
+    has_whole_value = False
+    rows_of_ids: RowsOfIds | None = None
+    _value: KeyedStorage
+
+    def begin(self, rows_of_ids: RowsOfIds) -> None:
+        """Make the storage of a table that has no rows yet."""
+        extended = strategy_of_new_variables().extended
+        dtype = tf.as_dtype(self._dtype)
+        self.rows_of_ids = rows_of_ids
+        self.wire_dtype = (
+            extended.wire_rule.dtype_of(self.path, dtype) if self.trainable else dtype
+        )
+        self._value = extended.key_pools.add(
+            self.path, rows_of_ids, dtype, trainable=self.trainable
+        )
+
+    def begin_slot(self, table: KeyedStorage, initializer: Any) -> None:
+        """Make the storage of a slot of a table."""
+        self.wire_dtype = dtype = tf.as_dtype(self._dtype)
+        self._value = table.add_slot(self.path, dtype, _constant_of(initializer, self.path))
+
+    @property
+    def sharding(self) -> Any:
+        return self._value.sharding
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that there are, over all ps."""
+        return int(self._counts()[:, 0].sum())
+
+    @property
+    def num_refused(self) -> int:
+        """How often a step had no room for a new row, over all ps."""
+        return int(self._counts()[:, 1].sum())
+
+    def _counts(self) -> Any:
+        self._make_current()
+        return np.stack(call_on_each(self._counters))
+
+    @functools.cached_property
+    def _counters(self) -> list[OnPS]:
+        number = self._value.table.number
+        return [
+            OnPS(rows.device, functools.partial(rows.part.counts, number))
+            for rows in self._value.shards
+        ]
+
+    def take(self, ids: object, *, from_end: bool = False) -> tf.Tensor:
+        """Return the rows of ids; a step makes those that it updates.
+
+        Args:
+            ids: integers of any shape.
+            from_end: has no meaning here; negative ids are ids.
+
+        Returns:
+            A tensor of shape `ids.shape + [width]`. An id without a row gets its first row.
+        """
+        del from_end
+        ids = tf.cast(tf.convert_to_tensor(ids), tf.int64)
+        if _compat.in_symbolic_scope():
+            rows = tf.zeros(tf.concat([tf.shape(ids), [self._width]], 0), self._value.dtype)
+            rows.set_shape(ids.shape.concatenate([self._width]))
+            return self._maybe_autocast(rows)
+        current = self.resolves_through()
+        if current is None:
+            wait_for_steps()
+            return self._maybe_autocast(_without_gradient(self._look_up(ids), self.path))
+        note_read(self)
+        return self._maybe_autocast(current.read_rows(self, ids, from_end=False))
+
+    @property
+    def _width(self) -> int:
+        return int(self._value.shape[1])
+
+    def _look_up(self, ids: tf.Tensor) -> tf.Tensor:
+        """Look rows up outside of a step."""
+        flat = tf.reshape(ids, [-1])
+        keys, positions = tf.unique(self._value.table.keys(flat))
+        part, num_parts = part_of(keys, len(self._value.shards)), len(self._value.shards)
+        order = tf.dynamic_partition(tf.range(tf.size(keys)), part, num_parts)
+        of_parts = tf.dynamic_partition(keys, part, num_parts)
+
+        def call(find: Any, keys: tf.Tensor) -> tf.Tensor:
+            return find(keys)
+
+        rows = [
+            on_own_task(functools.partial(call, find, keys), is_repeatable=True)
+            for find, keys in zip(self._finders, of_parts, strict=True)
+        ]
+        found = tf.gather(tf.dynamic_stitch(order, rows), positions)
+        found = tf.reshape(found, tf.concat([tf.shape(ids), [self._width]], 0))
+        found.set_shape(ids.shape.concatenate([self._width]))
+        return found
+
+    @functools.cached_property
+    def _finders(self) -> list[Any]:
+        """For each part, a function from keys to rows."""
+
+        def finder(rows: KeyedRows) -> Any:
+            def find(keys: tf.Tensor) -> tf.Tensor:
+                with tf.device(rows.device):
+                    keys = tf.identity(keys)
+                    counts = tf.reshape(tf.size(keys), [1])
+                    return rows.look_up([rows], AskedKeys(keys, counts))
+
+            spec = tf.TensorSpec([None], tf.int64)
+            return tf.function(find, autograph=False).get_concrete_function(spec)
+
+        with tf.init_scope():
+            return [finder(rows) for rows in self._value.shards]
+
+    def find_rows(self, ids: np.ndarray) -> np.ndarray:
+        """Return the rows of ids, `[len(ids), width]`; makes none."""
+        self._make_current()
+        found = [
+            fetch([self._look_up(tf.constant(ids[first : first + _BATCH], tf.int64))])[0]
+            for first in range(0, len(ids), _BATCH)
+        ]
+        empty = np.zeros([0, self._width], self._value.dtype.as_numpy_dtype)
+        return np.concatenate([empty, *found])
+
+    def row_items(self, batch: int = _BATCH) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Iterate over pieces of the rows that there are, and their ids, in no order."""
+        self._make_current()
+        for rows in self._value.shards:
+            read = _reader(rows)
+            (top,) = OnPS(rows.device, rows.part.top).call()
+            for first in range(1, int(top), min(PIECE, batch)):
+                ids, values = read.call(first, min(PIECE, batch))
+                if len(ids):
+                    yield ids, values
+
+    def write_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Set the rows of different ids; make those that are missing."""
+        self._make_current()
+        num_parts = len(self._value.shards)
+        writers = [_writer(shard, self._mutex(shard.device)) for shard in self._value.shards]
+        for first in range(0, len(ids), _BATCH):
+            keys = self._value.table.keys(tf.constant(ids[first : first + _BATCH], tf.int64))
+            part = fetch([part_of(keys, num_parts)])[0]
+            for number, write in enumerate(writers):
+                here = np.flatnonzero(part == number)
+                if len(here):
+                    write.call(fetch([keys])[0][here], rows[first : first + _BATCH][here])
+
+    def replace_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Remove all rows, and set those of ids."""
+        self._make_current()
+        shard = self._value.shards[0]
+        shard.pool.remove_rows(shard.table.number)
+        self.write_rows(ids, rows)
+
+    def _mutex(self, device: str) -> tf.Tensor:
+        return self._value.shards[0].pool.mutex(device)
+
+
+def _reader(rows: KeyedRows) -> OnPS:
+    """Return a function from a range of places to the ids and rows of a table there."""
+
+    def read(first: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
+        places, ids = rows.part.piece(rows.table.number, first, count)
+        return [ids, rows.store.gather(places)]
+
+    spec = tf.TensorSpec([], tf.int64)
+    return OnPS(rows.device, read, spec, spec)
+
+
+def _writer(rows: KeyedRows, mutex: tf.Tensor) -> OnPS:
+    """Return a function that writes rows by their keys."""
+
+    def write(keys: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        places = rows.made([rows], AskedKeys(keys, tf.reshape(tf.size(keys), [1])))
+        has_place = tf.where(places > 0)[:, 0]
+        rows.store.scatter(tf.gather(places, has_place), tf.gather(values, has_place))
+        return tf.size(has_place)
+
+    return OnPS(
+        rows.device,
+        write,
+        tf.TensorSpec([None], tf.int64),
+        tf.TensorSpec([None, *rows.shape[1:]], rows.dtype),
+        mutex=mutex,
+    )
+
+
+def _without_gradient(rows: tf.Tensor, name: str) -> tf.Tensor:
+    """Return rows whose gradient is refused."""
+
+    @tf.custom_gradient
+    def refusing(value: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gradient(*upstream: object) -> Sequence[tf.Tensor]:
+            raise UnsupportedError(
+                f"A GradientTape outside of a step asks for the gradient of '{name}', a table "
+                "without a vocabulary, whose rows only a step makes and updates. Expected: a step "
+                "of `model.fit`, `train_on_batch`, or of a function that `strategy.run` runs. "
+                "Received: a tape in another function. Train with one of these."
+            )
+
+        return tf.identity(value), gradient
+
+    return refusing(rows)
+
+
+def _constant_of(initializer: Any, name: str) -> float:
+    kinds = keras.initializers
+    if isinstance(initializer, kinds.Zeros):
+        return 0.0
+    if isinstance(initializer, kinds.Ones):
+        return 1.0
+    if isinstance(initializer, kinds.Constant) and np.ndim(initializer.value) == 0:
+        return float(initializer.value)
+    raise UnsupportedError(
+        f"The slot '{name}' of a table without a vocabulary begins with each row, so it begins "
+        "with a constant. Expected: an optimizer whose slots begin as zeros or another constant. "
+        f"Received: the initializer {type(initializer).__name__}. Take another optimizer, such as "
+        "Adam or Adagrad."
+    )
+
