@@ -137,8 +137,7 @@ class KeyedVariable(ParameterServerVariable):
             def find(keys: tf.Tensor) -> tf.Tensor:
                 with tf.device(rows.device):
                     keys = tf.identity(keys)
-                    counts = tf.reshape(tf.size(keys), [1])
-                    return rows.look_up([rows], AskedKeys(keys, counts))
+                    return rows.look_up([rows], AskedKeys(keys))
 
             spec = tf.TensorSpec([None], tf.int64)
             return tf.function(find, autograph=False).get_concrete_function(spec)
@@ -206,7 +205,7 @@ def _writer(rows: KeyedRows, mutex: tf.Tensor) -> OnPS:
     """Return a function that writes rows by their keys."""
 
     def write(keys: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-        places = rows.made([rows], AskedKeys(keys, tf.reshape(tf.size(keys), [1])))
+        places = rows.made([rows], AskedKeys(keys))
         has_place = tf.where(places > 0)[:, 0]
         rows.store.scatter(tf.gather(places, has_place), tf.gather(values, has_place))
         return tf.size(has_place)
