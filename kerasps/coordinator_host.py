@@ -85,6 +85,7 @@ class CoordinatorHost(BaseHost, HostOfWorkers):
             [ps_device(ps) for ps in range(self.extended.num_ps)],
             lambda *args, **kwargs: self.extended.new_variable(*args, **kwargs),
             self.extended.mutex,
+            lambda: self.extended.beside,
         )
         self.extended.wire_rule = WireRule(wire_choices(options.wire_dtype))
         return self.extended

@@ -27,6 +27,8 @@ SLOT_BITS = 16
 MOST_TABLES = 2 ** (31 - SLOT_BITS) - 1
 # The tag of a place that no row has.
 NO_TABLE = -1
+# The places that a function looks through in one call.
+PIECE = 1 << 18
 # In `numbers`: the first place that no row had yet; how many places were given back; then, for each
 # table, the number of its rows, and of the rows that it had no room for.
 _TOP, _NUM_FREE, _HEADER = 0, 1, 2
@@ -177,7 +179,8 @@ class KeyPart:
 
         def mark() -> tf.Tensor:
             with tf.device(self.device):
-                with tf.control_dependencies([self._write(self.tags, [0], [NO_TABLE])]):
+                written = self._write(self.tags, [0], [NO_TABLE])
+                with tf.control_dependencies([written]):
                     return tf.constant(0)
 
         with tf.device(self.device):
@@ -363,9 +366,7 @@ class KeyPart:
             return tf.identity(removed)
 
 
-def first_rows(
-    tables: Sequence[TableTerms], keys: tf.Tensor, local: tf.Tensor | None
-) -> tf.Tensor:
+def first_rows(tables: Sequence[TableTerms], keys: tf.Tensor, local: tf.Tensor | None) -> tf.Tensor:
     """Return the first rows of keys of tables whose first rows are made alike."""
     in_pool = _of_tables([salt_in_pool(table.number) for table in tables], local, np.int64)
     salts = _of_tables([table.salt for table in tables], local, np.int64)

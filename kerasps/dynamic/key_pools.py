@@ -6,19 +6,18 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import MOST_TABLES, KeyPart
+from kerasps.dynamic.key_part import MOST_TABLES, PIECE, KeyPart
 from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, TableRecord
 from kerasps.dynamic.room import places_on
 from kerasps.dynamic.rows_of_ids import RowsOfIds
+from kerasps.dynamic.table import KeyedVariable
 from kerasps.errors import InputError
 from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.storage.named import NamedVariable
-
-# The places that a function looks through in one call.
-PIECE = 1 << 18
 
 _NUMBERS = itertools.count(1)
 
@@ -29,7 +28,6 @@ class KeyPool:
     Attributes:
         number: its number among those of this process.
         parts: the part on each ps.
-        mutex: as given.
     """
 
     def __init__(
@@ -45,12 +43,16 @@ class KeyPool:
         self.number = next(_NUMBERS)
         self.parts = [
             KeyPart(
-                device, width, dtype, places_on(device, width * dtype.size), make,
+                device,
+                width,
+                dtype,
+                places_on(device, width * dtype.size),
+                make,
                 trainable=trainable,
             )
             for device in devices
         ]
-        self.mutex = mutex
+        self._mutex = mutex
         self._trainable = trainable
         self._next_table = itertools.count()
         self._free_tables: list[int] = []
@@ -81,6 +83,10 @@ class KeyPool:
         ]
         return KeyedStorage(rows, name)
 
+    def mutex(self, device: str) -> tf.Tensor:
+        """Return the lock of a ps."""
+        return self._mutex(device)
+
     def remove_rows(self, number: int) -> None:
         """Remove all rows of a table."""
         for part in self.parts:
@@ -93,7 +99,7 @@ class KeyPool:
             lambda first, count: part.remove(number, first, count),
             tf.TensorSpec([], tf.int64),
             tf.TensorSpec([], tf.int64),
-            mutex=self.mutex(part.device),
+            mutex=self._mutex(part.device),
         )
         for first in range(1, int(top.call()[0]), PIECE):
             # A second call finds none of the rows.
@@ -113,6 +119,7 @@ class KeyPools:
         devices: the devices of all ps.
         make: makes a variable (see `variables.NamedVariable`).
         mutex: returns the lock of a ps.
+        beside: returns the storage beside which this thread makes a variable.
     """
 
     def __init__(
@@ -120,12 +127,38 @@ class KeyPools:
         devices: Sequence[str],
         make: Callable[..., NamedVariable],
         mutex: Callable[[str], tf.Tensor],
+        beside: Callable[[], object],
     ) -> None:
         self._devices, self._make, self._mutex = list(devices), make, mutex
+        self._beside = beside
         self._lock = threading.Lock()
         self._pools: weakref.WeakValueDictionary[tuple[int, tf.DType, bool], KeyPool] = (
             weakref.WeakValueDictionary()
         )
+
+    def begins(self, variable: Any, initializer: object) -> bool:
+        """Make the storage of a new variable if it is a table of ids, or a slot of one.
+
+        Args:
+            variable: a `ParameterServerVariable`, which becomes a `KeyedVariable`.
+
+        Returns:
+            True if it is.
+        """
+        if isinstance(initializer, RowsOfIds):
+            variable.__class__ = KeyedVariable
+            dtype = tf.as_dtype(variable.dtype)
+            variable.begin(
+                initializer,
+                self.add(variable.path, initializer, dtype, trainable=variable.trainable),
+            )
+            return True
+        beside = self._beside()
+        if isinstance(beside, KeyedStorage) and tuple(beside.shape) == tuple(variable.shape):
+            variable.__class__ = KeyedVariable
+            variable.begin_slot(beside, initializer)
+            return True
+        return False
 
     def add(
         self, name: str, rows_of_ids: RowsOfIds, dtype: tf.DType, *, trainable: bool
@@ -141,4 +174,3 @@ class KeyPools:
                 )
                 self._pools[kind] = pool
             return pool.add(name, rows_of_ids)
-

@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.dynamic.key_part import AskedKeys
-from kerasps.dynamic.key_pools import PIECE
+from kerasps.dynamic.key_part import PIECE, AskedKeys
 from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
 from kerasps.dynamic.keys import part_of
 from kerasps.dynamic.rows_of_ids import RowsOfIds
@@ -39,17 +38,12 @@ class KeyedVariable(ParameterServerVariable):
     rows_of_ids: RowsOfIds | None = None
     _value: KeyedStorage
 
-    def begin(self, rows_of_ids: RowsOfIds) -> None:
-        """Make the storage of a table that has no rows yet."""
-        extended = strategy_of_new_variables().extended
-        dtype = tf.as_dtype(self._dtype)
-        self.rows_of_ids = rows_of_ids
-        self.wire_dtype = (
-            extended.wire_rule.dtype_of(self.path, dtype) if self.trainable else dtype
-        )
-        self._value = extended.key_pools.add(
-            self.path, rows_of_ids, dtype, trainable=self.trainable
-        )
+    def begin(self, rows_of_ids: RowsOfIds, storage: KeyedStorage) -> None:
+        """Take the storage of a table that has no rows yet."""
+        rule = strategy_of_new_variables().extended.wire_rule
+        self.rows_of_ids, self._value = rows_of_ids, storage
+        dtype = storage.dtype
+        self.wire_dtype = rule.dtype_of(self.path, dtype) if self.trainable else dtype
 
     def begin_slot(self, table: KeyedStorage, initializer: Any) -> None:
         """Make the storage of a slot of a table."""
@@ -251,4 +245,3 @@ def _constant_of(initializer: Any, name: str) -> float:
         f"Received: the initializer {type(initializer).__name__}. Take another optimizer, such as "
         "Adam or Adagrad."
     )
-

@@ -256,7 +256,11 @@ def _ask_for_keys(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> A
         order = tf.dynamic_partition(tf.range(tf.size(keys)), shard, group.num_shards)
         parts = tf.dynamic_partition(keys, shard, group.num_shards)
     if of_ids is None:
-        counts, positions, totals = [tf.shape(part) for part in parts], all_positions, tf.shape(keys)
+        counts, positions, totals = (
+            [tf.shape(part) for part in parts],
+            all_positions,
+            tf.shape(keys),
+        )
     else:
         table_of = tf.math.unsorted_segment_max(of_ids, all_positions, tf.size(keys))
         check = tf.debugging.Assert(
