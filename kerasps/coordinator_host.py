@@ -16,7 +16,7 @@ from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.description.worker_devices import FIRST_CPU, WorkerDevices
 from kerasps.cluster.members.membership import Membership, WorkerInfo
 from kerasps.coordinator import Coordinator
-from kerasps.dynamic.key_pools import KeyPools
+from kerasps.dynamic import KeyPools
 from kerasps.inputs import Input, InputArguments, as_input
 from kerasps.runtime.calls import wait_for_calls
 from kerasps.runtime.devices import ps_device

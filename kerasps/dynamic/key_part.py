@@ -62,7 +62,7 @@ class AskedKeys(NamedTuple):
 
 @dataclass(frozen=True)
 class TableTerms:
-    """What a part must know of a table.
+    """A table, as a part knows it.
 
     Attributes:
         number: the number of the table in its pool.
@@ -81,7 +81,7 @@ class TableTerms:
 
 @dataclass(frozen=True)
 class SlotTerms:
-    """What a part must know of a slot of a table.
+    """A slot of a table, as a part knows it.
 
     Attributes:
         number: its number among all slots that the table ever had, from 1.

@@ -87,7 +87,7 @@ class TableRecord:
 
     @property
     def terms(self) -> TableTerms:
-        """What a part must know of it now."""
+        """The table as a part knows it, with its present slots."""
         alive = [slot for ref in self._slots if (slot := ref()) is not None]
         most = None if self.max_rows is None else -(-self.max_rows // self.num_parts)
         slots = tuple(slot.terms for slot in alive if slot.terms is not None)

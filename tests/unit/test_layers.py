@@ -121,7 +121,7 @@ MAX_METHODS = 25
 LARGE_CLASSES = {"ParameterServerVariable", "LocalCluster"}
 
 # For users as types, through `kerasps`; no module needs them at run time.
-PUBLIC = {*kerasps.__all__, *kerasps.metrics.__all__}
+PUBLIC = {*kerasps.__all__, *kerasps.layers.__all__, *kerasps.metrics.__all__}
 
 
 @dataclass(frozen=True)

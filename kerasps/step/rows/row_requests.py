@@ -13,9 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import AskedKeys
-from kerasps.dynamic.keyed_rows import keys_of_tables
-from kerasps.dynamic.keys import part_of
+from kerasps.dynamic import AskedKeys, keys_of_tables, part_of
 from kerasps.runtime.errors import OUT_OF_RANGE
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.rows.groups import GroupShard, TableGroup

@@ -359,9 +359,7 @@ class Tracer:
             self._host.options.jit_compile_updates,
         )
         for update in phase.updates:
-            for table in update.variables:
-                if not table.has_whole_value:
-                    check_updates_by_rows(update.optimizer, table, changes.sparse_updates)
+            check_updates_by_rows(update.optimizer, update.variables, changes.sparse_updates)
             self._host.lazy_updates.note(update.optimizer, changes.lazy_tables(update))
         pull, push = self._transfers(changes, rounds, self._update_rule(phase, changes, known))
         captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]

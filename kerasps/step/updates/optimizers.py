@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 
 from kerasps.errors import UnsupportedError
@@ -98,13 +100,23 @@ def moves_rows_without_gradient(
 
 
 def check_updates_by_rows(
-    optimizer: keras.optimizers.Optimizer, table: ParameterServerVariable, sparse_updates: str
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[ParameterServerVariable],
+    sparse_updates: str,
 ) -> None:
-    """Check that an optimizer can update a table without a vocabulary, which has only some rows.
+    """Check that an optimizer can update the tables without a vocabulary, which have some rows.
 
     Raises:
         UnsupportedError: it changes rows without a gradient.
     """
+    for table in variables:
+        if not table.has_whole_value:
+            _check_updates_by_rows(optimizer, table, sparse_updates)
+
+
+def _check_updates_by_rows(
+    optimizer: keras.optimizers.Optimizer, table: ParameterServerVariable, sparse_updates: str
+) -> None:
     if optimizer.gradient_accumulation_steps:
         what, instead = "gradient_accumulation_steps", "Leave it out, or use larger batches."
     elif optimizer.use_ema:
