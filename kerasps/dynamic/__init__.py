@@ -7,8 +7,8 @@ steps: a step calls `KeyedRows.look_up` in its pull, and `KeyedRows.made` in its
 from __future__ import annotations
 
 from kerasps.dynamic.key_part import AskedKeys
-from kerasps.dynamic.key_pools import KeyPools
+from kerasps.dynamic.key_pools import add_key_pools
 from kerasps.dynamic.keyed_rows import KeyedRows, keys_of_tables
 from kerasps.dynamic.keys import part_of
 
-__all__ = ["AskedKeys", "KeyPools", "KeyedRows", "keys_of_tables", "part_of"]
+__all__ = ["AskedKeys", "KeyedRows", "add_key_pools", "keys_of_tables", "part_of"]

@@ -106,7 +106,8 @@ class KeyPart:
         device: the device of the ps.
         width: the number of elements of a row.
         capacity: the number of places.
-        make: makes a variable without a value (see `variables.NamedVariable`).
+        make: makes a variable (see `variables.NamedVariable`).
+        make_index: makes an index on a device.
 
     Attributes:
         device: as given.
@@ -125,12 +126,13 @@ class KeyPart:
         dtype: tf.DType,
         capacity: int,
         make: Callable[..., NamedVariable],
+        make_index: Callable[[str], NamedIndex],
         *,
         trainable: bool,
     ) -> None:
         self.device, self.capacity = device, capacity
         self._width, self._make = width, make
-        self.index = NamedIndex(device)
+        self.index = make_index(device)
         self.numbers = self._variable([_HEADER + 2 * MOST_TABLES], tf.int64, "numbers", first=True)
         self.keys = self._reserved([], tf.int64, "keys")
         self.tags = self._reserved([], tf.int32, "tags")
@@ -149,6 +151,12 @@ class KeyPart:
         if holder is None:
             holder = self._slots[key] = self._reserved([self._width], terms.dtype, "slots")
         return holder
+
+    @property
+    def variables(self) -> list[NamedVariable]:
+        """All variables of the part."""
+        first = [self.numbers, self.keys, self.tags, self.free, self.rows]
+        return [*first, *self._slots.values()]
 
     def store(self, holder: NamedVariable) -> RowStore:
         """Return rows by their places."""

@@ -163,6 +163,8 @@ class KeyedVariable(ParameterServerVariable):
     def write_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """Set the rows of different ids; make those that are missing."""
         self._make_current()
+        if not self._value.shards[0].store.holder.takes_values:
+            return
         num_parts = len(self._value.shards)
         writers = [_writer(shard, self._mutex(shard.device)) for shard in self._value.shards]
         for first in range(0, len(ids), _BATCH):
@@ -177,6 +179,8 @@ class KeyedVariable(ParameterServerVariable):
         """Remove all rows, and set those of ids."""
         self._make_current()
         shard = self._value.shards[0]
+        if not shard.store.holder.takes_values:
+            return
         shard.pool.remove_rows(shard.table.number)
         self.write_rows(ids, rows)
 
