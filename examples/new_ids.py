@@ -1,6 +1,6 @@
 """Predicts movie ratings by users and movies that the model has never heard of before.
 
-Ids are strings, and there is no vocabulary: a user or a movie gets its row when it is first trained.
+Ids are strings, and there is no vocabulary: a user or movie gets its row when it is first trained.
 First the model trains on the older half of the ratings, then on the newer half, which is mostly by
 new users.
 
