@@ -53,10 +53,10 @@ def build_model(mean: float, dimension: int = 32) -> keras.Model:
     return model
 
 
-def batches(table: pd.DataFrame) -> tf.data.Dataset:
-    """Return some ratings in batches; the ids are strings."""
+def dataset_of(table: pd.DataFrame) -> tf.data.Dataset:
+    """Return some ratings; the ids are strings."""
     columns = {name: table[name].to_numpy(str) for name in NAMES}
-    return tf.data.Dataset.from_tensor_slices((columns, table["rating"])).batch(BATCH_SIZE)
+    return tf.data.Dataset.from_tensor_slices((columns, table["rating"]))
 
 
 def creator(table: pd.DataFrame) -> kerasps.DatasetCreator:
@@ -64,7 +64,7 @@ def creator(table: pd.DataFrame) -> kerasps.DatasetCreator:
 
     def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
         share = table[context.input_pipeline_id :: context.num_input_pipelines]
-        dataset = batches(share).unbatch().shuffle(len(share), seed=context.input_pipeline_id)
+        dataset = dataset_of(share).shuffle(len(share), seed=context.input_pipeline_id)
         return dataset.repeat().batch(BATCH_SIZE).prefetch(2)
 
     return kerasps.DatasetCreator(dataset_fn)
@@ -80,14 +80,14 @@ def main() -> None:
 
     keras.utils.set_random_seed(1)
     older, newer, test = load()
-    with strategy(num_workers=2, num_ps=2) as parameter_servers:
+    with strategy(num_workers=2, num_ps=1) as parameter_servers:
         with parameter_servers.scope():
             model = build_model(float(older["rating"].mean()))
         for name, part in (("older", older), ("newer", newer)):
             steps = len(part) // BATCH_SIZE // 10 * 10
             model.fit(creator(part), epochs=options.epochs, steps_per_epoch=steps)
             rows = [model.get_layer(f"{kind}_vectors").num_rows for kind in NAMES]
-            rmse = model.evaluate(batches(test), verbose=0, return_dict=True)["rmse"]
+            rmse = model.evaluate(dataset_of(test).batch(1024), verbose=0, return_dict=True)["rmse"]
             print(f"after the {name} half: {rows[0]:,} users, {rows[1]:,} movies, RMSE {rmse:.4f}")
         # A user whom nobody has seen has a row too; it is not kept.
         print(model.get_layer("user_vectors").rows(["nobody"])[0, :3])
