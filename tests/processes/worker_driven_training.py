@@ -287,4 +287,4 @@ def estimator():
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (equal, counts, lasting, alone, estimator)}[sys.argv[1]]()
+    {f.__name__: f for f in (equal, counts, new_ids, lasting, alone, estimator)}[sys.argv[1]]()
