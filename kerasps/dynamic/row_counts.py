@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable
@@ -31,7 +30,8 @@ def known_rows(storage: object) -> Callable[[], int] | None:
     """
     if not isinstance(storage, KeyedRows):
         return None
-    return functools.partial(storage.table.known_rows.get, storage.device, 0)
+    known, device = storage.table.known_rows, storage.device
+    return lambda: known.get(device, 0)
 
 
 def count_rows(variables: Iterable[keras.Variable]) -> None:
