@@ -61,7 +61,7 @@ class KeyedVariable(ParameterServerVariable):
 
     @property
     def num_refused(self) -> int:
-        """How often a step had no room for a new row, over all ps."""
+        """The number of times that a step had no room for a new row, over all ps."""
         return int(self._counts()[:, 1].sum())
 
     def _counts(self) -> Any:
