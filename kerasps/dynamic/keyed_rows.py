@@ -167,9 +167,11 @@ class KeyedStorage(ShardedStorage):
     Attributes:
         table: the table.
         terms: the terms of the slot; None for the table itself.
+        access: reads and writes rows by their ids (see `row_files.access_to`).
     """
 
     shards: tuple[KeyedRows, ...]
+    access: Any = None
 
     def __init__(
         self, shards: Sequence[KeyedRows], name: str, terms: SlotTerms | None = None
