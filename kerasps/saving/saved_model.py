@@ -56,6 +56,8 @@ class _Places(tf.saved_model.experimental.TrackableResource):  # type: ignore[mi
     def __init__(self, ids: tf.Variable) -> None:
         super().__init__(device="CPU")
         self._ids = ids
+        with tf.init_scope(), tf.device(COORDINATOR_CPU):  # not in a function that is traced
+            assert self.resource_handle is not None
 
     def _create_resource(self) -> tf.Tensor:
         # `tf.saved_model.load` calls this. A table without a name belongs to what was loaded, and
