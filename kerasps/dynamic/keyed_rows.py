@@ -59,7 +59,10 @@ class TableRecord:
         salt: the salt of their seed.
         max_rows: the most rows; None for no limit.
         num_parts: the number of parts of the pool.
+        access: finds, makes and removes rows by their ids (see `row_access.TableAccess`).
     """
+
+    access: Any = None
 
     def __init__(
         self,
@@ -167,7 +170,7 @@ class KeyedStorage(ShardedStorage):
     Attributes:
         table: the table.
         terms: the terms of the slot; None for the table itself.
-        access: reads and writes rows by their ids (see `row_files.access_to`).
+        access: reads and writes rows by their ids (see `row_access.access_to`).
     """
 
     shards: tuple[KeyedRows, ...]

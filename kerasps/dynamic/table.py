@@ -15,14 +15,8 @@ from kerasps import _compat
 from kerasps.dynamic.key_part import AskedKeys
 from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
 from kerasps.dynamic.keys import part_of
-from kerasps.dynamic.row_files import (
-    RowAccess,
-    RowsById,
-    TableValue,
-    access_to,
-    value_of,
-    values_for_checkpoint,
-)
+from kerasps.dynamic.row_access import RowAccess, access_to
+from kerasps.dynamic.row_files import RowsById, TableValue, value_of, values_for_checkpoint
 from kerasps.dynamic.rows_of_ids import RowsOfIds
 from kerasps.errors import UnsupportedError
 from kerasps.runtime.on_ps import OnPS, call_on_each

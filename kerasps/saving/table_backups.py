@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.row_files import pieces_of
+from kerasps.dynamic.row_access import pieces_of
 from kerasps.dynamic.table import KeyedVariable
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU

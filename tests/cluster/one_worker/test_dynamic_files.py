@@ -16,15 +16,16 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.dynamic import row_files
+from kerasps.dynamic import row_access, row_files
+from kerasps.dynamic.keys import part_of
 from kerasps.dynamic.row_files import RowsById
 from support.any_ids import AnyIds, differences, make_data, make_model, state_of, train
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(row_files, "CHUNK_BYTES", 128)
-    monkeypatch.setattr(row_files, "PLACES", 7)
+    monkeypatch.setattr(row_access, "CHUNK_BYTES", 128)
+    monkeypatch.setattr(row_access, "PLACES", 7)
 
 
 @pytest.fixture
@@ -253,7 +254,7 @@ def test_a_full_table_is_loaded_however_its_rows_are_spread(strategy):
     table = layer.embeddings
     # All on one ps.
     ids = np.arange(1000)
-    part = np.asarray(row_files.part_of(table.storage.table.keys(tf.constant(ids)), 2))
+    part = np.asarray(part_of(table.storage.table.keys(tf.constant(ids)), 2))
     ids = ids[part == 0][:10]
     table.assign(RowsById(ids, np.ones((10, 3), "float32")))
     assert table.num_rows == 10
