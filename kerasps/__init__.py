@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kerasps import metrics
+    from kerasps import layers, metrics
     from kerasps.callbacks import BackupAndRestore, ClusterMonitor, StalenessLogger
     from kerasps.central_storage import CentralStorageStrategy
     from kerasps.cluster.description.cluster_description import ClusterDescription
@@ -109,6 +109,7 @@ __all__ = [
     "WorkerRunStatus",
     "WorkerStaleness",
     "__version__",
+    "layers",
     "metrics",
     "train_and_evaluate",
 ]
@@ -154,6 +155,7 @@ _MODULES = {
     "WorkerRunStatus": "tools.monitoring.status",
     "WorkerInfo": "cluster.members.membership",
     "WorkerStaleness": "training.contract.staleness",
+    "layers": "layers",
     "metrics": "metrics",
     "train_and_evaluate": "worker_driven",
 }
@@ -198,7 +200,7 @@ if not TYPE_CHECKING:
             if error is None:
                 raise
             raise error from exc
-        if name == "metrics":
+        if name in ("layers", "metrics"):
             return module
         value = getattr(module, name)
         if not isinstance(value, str):

@@ -16,10 +16,9 @@ from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.description.worker_devices import FIRST_CPU, WorkerDevices
 from kerasps.cluster.members.membership import Membership, WorkerInfo
 from kerasps.coordinator import Coordinator
-from kerasps.dynamic.key_pools import KeyPools
+from kerasps.dynamic import add_key_pools
 from kerasps.inputs import Input, InputArguments, as_input
 from kerasps.runtime.calls import wait_for_calls
-from kerasps.runtime.devices import ps_device
 from kerasps.step.running.replica_run import run_in_graph
 from kerasps.strategy_arguments import Partitioner, StrategyOptions, wire_choices
 from kerasps.training import Dispatching
@@ -81,11 +80,7 @@ class CoordinatorHost(BaseHost, HostOfWorkers):
         )
         if options.sparse_updates == "lazy":  # else tables are updated as a whole
             self.extended.row_pools = RowPools(options.table_min_bytes)
-        self.extended.key_pools = KeyPools(
-            [ps_device(ps) for ps in range(self.extended.num_ps)],
-            lambda *args, **kwargs: self.extended.new_variable(*args, **kwargs),
-            self.extended.mutex,
-        )
+        add_key_pools(self.extended)
         self.extended.wire_rule = WireRule(wire_choices(options.wire_dtype))
         return self.extended
 

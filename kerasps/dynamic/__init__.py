@@ -1,0 +1,14 @@
+"""Tables without a vocabulary: rows that belong to ids, made when they are first updated.
+
+Contract: turns ids into keys, and keys into places of rows on a ps or in this process. It knows no
+steps: a step calls `KeyedRows.look_up` in its pull, and `KeyedRows.made` in its push.
+"""
+
+from __future__ import annotations
+
+from kerasps.dynamic.key_part import AskedKeys
+from kerasps.dynamic.key_pools import add_key_pools
+from kerasps.dynamic.keyed_rows import KeyedRows, keys_of_tables
+from kerasps.dynamic.keys import part_of
+
+__all__ = ["AskedKeys", "KeyedRows", "add_key_pools", "keys_of_tables", "part_of"]

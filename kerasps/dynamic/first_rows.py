@@ -64,15 +64,11 @@ class FirstRows:
         if kind is kinds.Constant and np.ndim(initializer.value) == 0:
             return cls(_CONSTANT, float(initializer.value), 0.0, width, dtype)
         if kind is kinds.RandomUniform:
-            return cls(
-                _UNIFORM, float(initializer.minval), float(initializer.maxval), width, dtype
-            )
+            return cls(_UNIFORM, float(initializer.minval), float(initializer.maxval), width, dtype)
         if kind is kinds.RandomNormal:
             return cls(_NORMAL, float(initializer.mean), float(initializer.stddev), width, dtype)
         if kind is kinds.TruncatedNormal:
-            return cls(
-                _TRUNCATED, float(initializer.mean), float(initializer.stddev), width, dtype
-            )
+            return cls(_TRUNCATED, float(initializer.mean), float(initializer.stddev), width, dtype)
         if isinstance(initializer, kinds.VarianceScaling):
             return cls._of_scale(initializer, width, dtype)
         raise UnsupportedError(

@@ -27,6 +27,8 @@ SLOT_BITS = 16
 MOST_TABLES = 2 ** (31 - SLOT_BITS) - 1
 # The tag of a place that no row has.
 NO_TABLE = -1
+# The places that a function looks through in one call.
+PIECE = 1 << 18
 # In `numbers`: the first place that no row had yet; how many places were given back; then, for each
 # table, the number of its rows, and of the rows that it had no room for.
 _TOP, _NUM_FREE, _HEADER = 0, 1, 2
@@ -37,26 +39,30 @@ class AskedKeys(NamedTuple):
 
     Attributes:
         keys: different keys, table by table.
-        counts: int32: the number of keys of each table of the run.
+        table_of: int32: the index of the table of each key, among those of the run; None if there
+            is one table.
     """
 
     keys: tf.Tensor
-    counts: tf.Tensor
+    table_of: tf.Tensor | None = None
 
     @classmethod
-    def of(cls, ids: tf.Tensor, num_tables: int) -> AskedKeys:
-        """Return what a worker has sent: counts and keys end to end, as int32."""
-        counts = tf.ensure_shape(ids[:num_tables], [num_tables])
-        return cls(from_halves(ids[num_tables:]), counts)
+    def of(cls, sent: tf.Tensor, num_tables: int) -> AskedKeys:
+        """Return what a worker has sent."""
+        if num_tables == 1:
+            return cls(from_halves(sent))
+        size = tf.size(sent) // 3
+        return cls(from_halves(sent[size:]), sent[:size])
 
     def sent(self) -> tf.Tensor:
-        """Return them as a worker sends them."""
-        return tf.concat([self.counts, halves(self.keys)], 0)
+        """Return them as a worker sends them: end to end, as int32."""
+        parts = [] if self.table_of is None else [self.table_of]
+        return tf.concat([*parts, halves(self.keys)], 0) if parts else halves(self.keys)
 
 
 @dataclass(frozen=True)
 class TableTerms:
-    """What a part must know of a table.
+    """A table, as a part knows it.
 
     Attributes:
         number: the number of the table in its pool.
@@ -75,7 +81,7 @@ class TableTerms:
 
 @dataclass(frozen=True)
 class SlotTerms:
-    """What a part must know of a slot of a table.
+    """A slot of a table, as a part knows it.
 
     Attributes:
         number: its number among all slots that the table ever had, from 1.
@@ -100,7 +106,8 @@ class KeyPart:
         device: the device of the ps.
         width: the number of elements of a row.
         capacity: the number of places.
-        make: makes a variable without a value (see `variables.NamedVariable`).
+        make: makes a variable (see `variables.NamedVariable`).
+        make_index: makes an index on a device.
 
     Attributes:
         device: as given.
@@ -119,16 +126,19 @@ class KeyPart:
         dtype: tf.DType,
         capacity: int,
         make: Callable[..., NamedVariable],
+        make_index: Callable[[str], NamedIndex],
         *,
         trainable: bool,
     ) -> None:
         self.device, self.capacity = device, capacity
         self._width, self._make = width, make
-        self.index = NamedIndex(device)
+        self.index = make_index(device)
         self.numbers = self._variable([_HEADER + 2 * MOST_TABLES], tf.int64, "numbers", first=True)
         self.keys = self._reserved([], tf.int64, "keys")
         self.tags = self._reserved([], tf.int32, "tags")
         self.free = self._reserved([], tf.int32, "free")
+        if self.tags.takes_values:
+            on_own_task(self._mark_no_row)
         self.rows = self._reserved([width], dtype, "rows", trainable=trainable)
         self._slots: weakref.WeakValueDictionary[tuple[tf.DType, int], NamedVariable] = (
             weakref.WeakValueDictionary()
@@ -141,6 +151,12 @@ class KeyPart:
         if holder is None:
             holder = self._slots[key] = self._reserved([self._width], terms.dtype, "slots")
         return holder
+
+    @property
+    def variables(self) -> list[NamedVariable]:
+        """All variables of the part."""
+        first = [self.numbers, self.keys, self.tags, self.free, self.rows]
+        return [*first, *self._slots.values()]
 
     def store(self, holder: NamedVariable) -> RowStore:
         """Return rows by their places."""
@@ -166,25 +182,34 @@ class KeyPart:
             on_own_task(lambda: take_memory(holder))
         return holder
 
+    def _mark_no_row(self) -> None:
+        """Give place 0 the tag of no table."""
+
+        def mark() -> tf.Tensor:
+            with tf.device(self.device):
+                written = self._write(self.tags, [0], [NO_TABLE])
+                with tf.control_dependencies([written]):
+                    return tf.constant(0)
+
+        with tf.device(self.device):
+            tf.function(mark, autograph=False).get_concrete_function()()
+
     # What follows adds operations to a graph on the ps, and captures handles.
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
-        """Return the place of each key, -1 for one that has none."""
+        """Return the place of each key, 0 for one that has none."""
         return tf.raw_ops.LookupTableFindV2(
-            table_handle=self.index.handle, keys=keys, default_value=np.int64(-1)
+            table_handle=self.index.handle, keys=keys, default_value=np.int64(0)
         )
 
     def look_up(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
         """Return the row of each key; of one that has none, the first row. Changes nothing."""
-        places = self.find(asked.keys)
         # A row is complete before the index has its key.
-        with tf.control_dependencies([places]):
-            at = tf.maximum(places, 0)
-            rows = self.store(self.rows).gather(at)
-            tags = self.store(self.tags).gather(at)
-        local = _table_of(asked)
+        places, local = self.find(asked.keys), asked.table_of
+        rows = self.store(self.rows).gather(places)
+        tags = self.store(self.tags).gather(places)
         numbers = _of_tables([table.number for table in tables], local, np.int32)
-        is_missing = (places < 0) | tf.not_equal(_table_in(tags), numbers)
+        is_missing = tf.not_equal(_table_in(tags), numbers)
         rows.set_shape([None, self._width])
 
         def filled() -> tf.Tensor:
@@ -199,15 +224,10 @@ class KeyPart:
     def look_up_slot(self, number: int, slot: SlotTerms, keys: tf.Tensor) -> tf.Tensor:
         """Return a table's rows of a slot; where it has not begun, the value that it begins as."""
         places = self.find(keys)
-        with tf.control_dependencies([places]):
-            at = tf.maximum(places, 0)
-            rows = self.store(self.slot(slot)).gather(at)
-            tags = self.store(self.tags).gather(at)
-        has_begun = (
-            (places >= 0)
-            & tf.equal(_table_in(tags), number)
-            & (tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1)) >= slot.number)
-        )
+        rows = self.store(self.slot(slot)).gather(places)
+        tags = self.store(self.tags).gather(places)
+        begun = tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1))
+        has_begun = tf.equal(_table_in(tags), number) & (begun >= slot.number)
         return tf.where(has_begun[:, None], rows, tf.cast(slot.begins_as, slot.dtype))
 
     def made(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
@@ -215,41 +235,37 @@ class KeyPart:
 
         A row for which there is no room is not made, but counted; its place is 0.
         """
-        keys, local = asked.keys, _table_of(asked)
-        places = self.find(keys)
-        with tf.control_dependencies([places]):
-            tags = self.store(self.tags).gather(tf.maximum(places, 0))
-        numbers = _of_tables([table.number for table in tables], local, np.int32)
-        newest = _of_tables([_newest(table) for table in tables], local, np.int32)
-        is_new = places < 0
-        check = tf.debugging.Assert(
-            tf.reduce_all(is_new | tf.equal(_table_in(tags), numbers)),
-            ["Two tables without a vocabulary have ids that meet in one key."],
+        places = self.find(asked.keys)
+        tags = self.store(self.tags).gather(places)
+        complete = [table.number * 2**SLOT_BITS + _newest(table) for table in tables]
+        are_complete = tf.equal(tags, _of_tables(complete, asked.table_of, np.int32))
+        return tf.cond(
+            tf.reduce_all(are_complete),
+            lambda: tf.identity(places),
+            lambda: self._make_rows(tables, asked, places, tags),
         )
-        begun = tf.where(is_new, -1, tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1)))
-        is_due = begun < newest
-
-        def make() -> tf.Tensor:
-            return self._make_rows(tables, keys, local, places, is_new, begun)
-
-        with tf.control_dependencies([] if check is None else [check]):
-            return tf.cond(tf.reduce_any(is_due), make, lambda: tf.identity(places))
 
     def _make_rows(
         self,
         tables: Sequence[TableTerms],
-        keys: tf.Tensor,
-        local: tf.Tensor | None,
+        asked: AskedKeys,
         places: tf.Tensor,
-        is_new: tf.Tensor,
-        begun: tf.Tensor,
+        tags: tf.Tensor,
     ) -> tf.Tensor:
         """Make the rows that are missing, and begin the slots that a row has not begun."""
+        keys, local = asked
+        is_new = tf.equal(places, 0)
+        numbers = _of_tables([table.number for table in tables], local, np.int32)
+        check = tf.debugging.Assert(
+            tf.reduce_all(is_new | tf.equal(_table_in(tags), numbers)),
+            ["Two tables without a vocabulary have ids that meet in one key."],
+        )
+        with tf.control_dependencies([check]):
+            begun = tf.where(is_new, -1, tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1)))
         new = tf.where(is_new)[:, 0]
         new_local = _some(local, new)
         new_places = self._new_places(tables, new, new_local)
         places = tf.tensor_scatter_nd_update(places, new[:, None], new_places)
-        numbers = _of_tables([table.number for table in tables], local, np.int32)
         newest = _of_tables([_newest(table) for table in tables], local, np.int32)
         writes = []
         for slot, tables_with in _slots_of(tables).items():
@@ -273,6 +289,8 @@ class KeyPart:
         writes.append(self._write(self.keys, new_places, new_keys))
         due = tf.where(begun < newest)[:, 0]
         new_tags = tf.broadcast_to(numbers * np.int32(2**SLOT_BITS) + newest, tf.shape(places))
+        # Place 0 keeps its tag, by which a look-up sees that a row is missing.
+        new_tags = tf.where(places > 0, new_tags, NO_TABLE)
         writes.append(self._write(self.tags, tf.gather(places, due), tf.gather(new_tags, due)))
         with tf.control_dependencies(writes):
             has_place = tf.where(new_places > 0)[:, 0]
@@ -349,9 +367,7 @@ class KeyPart:
     def remove_keys(self, number: int, keys: tf.Tensor) -> tf.Tensor:
         """Remove a table's rows of different keys; return how many there were. Under the lock."""
         places = self.find(keys)
-        with tf.control_dependencies([places]):
-            tags = self.store(self.tags).gather(tf.maximum(places, 0))
-        is_there = (places >= 0) & tf.equal(_table_in(tags), number)
+        is_there = tf.equal(_table_in(self.store(self.tags).gather(places)), number)
         return self._remove(number, tf.gather(places, tf.where(is_there)[:, 0]))
 
     def _remove(self, number: int, places: tf.Tensor) -> tf.Tensor:
@@ -375,9 +391,7 @@ class KeyPart:
             return tf.identity(removed)
 
 
-def first_rows(
-    tables: Sequence[TableTerms], keys: tf.Tensor, local: tf.Tensor | None
-) -> tf.Tensor:
+def first_rows(tables: Sequence[TableTerms], keys: tf.Tensor, local: tf.Tensor | None) -> tf.Tensor:
     """Return the first rows of keys of tables whose first rows are made alike."""
     in_pool = _of_tables([salt_in_pool(table.number) for table in tables], local, np.int64)
     salts = _of_tables([table.salt for table in tables], local, np.int64)
@@ -397,13 +411,6 @@ def _slots_of(
         for slot in table.slots:
             slots.setdefault((slot.dtype, slot.number), {})[index] = slot.begins_as
     return slots
-
-
-def _table_of(asked: AskedKeys) -> tf.Tensor | None:
-    """Return the index of the table of each key among those of the run; None for a single one."""
-    if asked.counts.shape[0] == 1:
-        return None
-    return tf.repeat(tf.range(tf.size(asked.counts)), asked.counts)
 
 
 def _of_tables(values: Sequence[Any], local: tf.Tensor | None, dtype: Any) -> Any:

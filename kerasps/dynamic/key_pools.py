@@ -5,22 +5,44 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import MOST_TABLES, KeyPart
+from kerasps.dynamic.key_part import MOST_TABLES, PIECE, KeyPart
 from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, TableRecord
 from kerasps.dynamic.room import places_on
 from kerasps.dynamic.rows_of_ids import RowsOfIds
+from kerasps.dynamic.table import KeyedVariable
 from kerasps.errors import InputError
+from kerasps.runtime.devices import ps_device
 from kerasps.runtime.on_ps import OnPS
-from kerasps.variables.storage.named import NamedVariable
-
-# The places that a function looks through in one call.
-PIECE = 1 << 18
+from kerasps.variables.placing.placing import Extended
+from kerasps.variables.storage.named import NamedIndex, NamedVariable
 
 _NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class PoolTerms:
+    """The means by which pools are made, and those that they need later.
+
+    Attributes:
+        devices: the devices of all ps.
+        make: makes a variable (see `variables.NamedVariable`).
+        make_index: makes an index on a device.
+        mutex: returns the lock of a ps.
+        is_lasting: whether several processes share the pools by name, so that a pool and the
+            number of a table outlive them.
+    """
+
+    devices: Sequence[str]
+    make: Callable[..., NamedVariable]
+    make_index: Callable[[str], NamedIndex]
+    mutex: Callable[[str], tf.Tensor]
+    is_lasting: bool
 
 
 class KeyPool:
@@ -29,29 +51,23 @@ class KeyPool:
     Attributes:
         number: its number among those of this process.
         parts: the part on each ps.
-        mutex: as given.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[str],
-        width: int,
-        dtype: tf.DType,
-        make: Callable[..., NamedVariable],
-        mutex: Callable[[str], tf.Tensor],
-        *,
-        trainable: bool,
-    ) -> None:
+    def __init__(self, terms: PoolTerms, width: int, dtype: tf.DType, *, trainable: bool) -> None:
         self.number = next(_NUMBERS)
         self.parts = [
             KeyPart(
-                device, width, dtype, places_on(device, width * dtype.size), make,
+                device,
+                width,
+                dtype,
+                places_on(device, width * dtype.size),
+                terms.make,
+                terms.make_index,
                 trainable=trainable,
             )
-            for device in devices
+            for device in terms.devices
         ]
-        self.mutex = mutex
-        self._trainable = trainable
+        self._terms, self._trainable = terms, trainable
         self._next_table = itertools.count()
         self._free_tables: list[int] = []
         # The numbers of tables that Python has collected, whose rows are still there.
@@ -74,12 +90,17 @@ class KeyPool:
             rows_of_ids.max_rows,
             len(self.parts),
         )
-        weakref.finalize(table, self._left.append, number).atexit = False
+        if not self._terms.is_lasting:
+            weakref.finalize(table, self._left.append, number).atexit = False
         rows = [
             KeyedRows(part, table, part.rows, self, trainable=self._trainable)
             for part in self.parts
         ]
         return KeyedStorage(rows, name)
+
+    def mutex(self, device: str) -> tf.Tensor:
+        """Return the lock of a ps."""
+        return self._terms.mutex(device)
 
     def remove_rows(self, number: int) -> None:
         """Remove all rows of a table."""
@@ -93,7 +114,7 @@ class KeyPool:
             lambda first, count: part.remove(number, first, count),
             tf.TensorSpec([], tf.int64),
             tf.TensorSpec([], tf.int64),
-            mutex=self.mutex(part.device),
+            mutex=self._terms.mutex(part.device),
         )
         for first in range(1, int(top.call()[0]), PIECE):
             # A second call finds none of the rows.
@@ -110,22 +131,46 @@ class KeyPools:
     """The pools of a strategy. A pool lives as long as a table is in it.
 
     Args:
-        devices: the devices of all ps.
-        make: makes a variable (see `variables.NamedVariable`).
-        mutex: returns the lock of a ps.
+        terms: the means by which they are made.
+        beside: returns the storage beside which this thread makes a variable.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[str],
-        make: Callable[..., NamedVariable],
-        mutex: Callable[[str], tf.Tensor],
-    ) -> None:
-        self._devices, self._make, self._mutex = list(devices), make, mutex
+    def __init__(self, terms: PoolTerms, beside: Callable[[], object]) -> None:
+        self._terms, self._beside = terms, beside
         self._lock = threading.Lock()
-        self._pools: weakref.WeakValueDictionary[tuple[int, tf.DType, bool], KeyPool] = (
-            weakref.WeakValueDictionary()
+        self._pools: MutableMapping[tuple[int, tf.DType, bool], KeyPool] = (
+            {} if terms.is_lasting else weakref.WeakValueDictionary()
         )
+
+    @property
+    def variables(self) -> list[NamedVariable]:
+        """The variables of all pools."""
+        parts = [part for pool in self._pools.values() for part in pool.parts]
+        return [variable for part in parts for variable in part.variables]
+
+    def begins(self, variable: Any, initializer: object) -> bool:
+        """Make the storage of a new variable if it is a table of ids, or a slot of one.
+
+        Args:
+            variable: a `ParameterServerVariable`, which becomes a `KeyedVariable`.
+
+        Returns:
+            True if it is.
+        """
+        if isinstance(initializer, RowsOfIds):
+            variable.__class__ = KeyedVariable
+            dtype = tf.as_dtype(variable.dtype)
+            variable.begin(
+                initializer,
+                self.add(variable.path, initializer, dtype, trainable=variable.trainable),
+            )
+            return True
+        beside = self._beside()
+        if isinstance(beside, KeyedStorage) and tuple(beside.shape) == tuple(variable.shape):
+            variable.__class__ = KeyedVariable
+            variable.begin_slot(beside, initializer)
+            return True
+        return False
 
     def add(
         self, name: str, rows_of_ids: RowsOfIds, dtype: tf.DType, *, trainable: bool
@@ -136,9 +181,18 @@ class KeyPools:
             kind = width, dtype, trainable
             pool = self._pools.get(kind)
             if pool is None:
-                pool = KeyPool(
-                    self._devices, width, dtype, self._make, self._mutex, trainable=trainable
-                )
+                pool = KeyPool(self._terms, width, dtype, trainable=trainable)
                 self._pools[kind] = pool
             return pool.add(name, rows_of_ids)
 
+
+def add_key_pools(extended: Extended, *, is_lasting: bool = False) -> None:
+    """Let a strategy make tables without a vocabulary.
+
+    Args:
+        is_lasting: see `PoolTerms`.
+    """
+    devices = [ps_device(ps) for ps in range(extended.num_ps)]
+    make, make_index = extended.new_variable, extended.new_index
+    terms = PoolTerms(devices, make, make_index, extended.mutex, is_lasting)
+    extended.key_pools = KeyPools(terms, lambda: extended.beside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -90,7 +90,7 @@ class TableRecord:
 
     @property
     def terms(self) -> TableTerms:
-        """What a part must know of it now."""
+        """The table as a part knows it, with its present slots."""
         alive = [slot for ref in self._slots if (slot := ref()) is not None]
         most = None if self.max_rows is None else -(-self.max_rows // self.num_parts)
         slots = tuple(slot.terms for slot in alive if slot.terms is not None)
@@ -111,12 +111,25 @@ def keys_of_tables(tables: Sequence[TableRecord], ids: tf.Tensor, table_of: tf.T
     return mixed(ids + tf.gather(tf.constant(salts), table_of))
 
 
+class Pool(Protocol):
+    """The pool of a table (see `key_pools.py`), which its rows keep alive."""
+
+    number: int
+
+    def mutex(self, device: str) -> tf.Tensor:
+        """Return the lock of a ps."""
+
+    def remove_rows(self, number: int) -> None:
+        """Remove all rows of a table."""
+
+
 class KeyedRows(TensorLike):
     """The rows of a table, or of a slot, in one part; stands where a `tf.Variable` would.
 
     Attributes:
         part: the part.
         table: the table.
+        pool: the pool that the part belongs to.
         store: the rows, by their places.
         trainable: whether gradients are taken with respect to them.
     """
@@ -124,7 +137,13 @@ class KeyedRows(TensorLike):
     takes_values = False
 
     def __init__(
-        self, part: KeyPart, table: TableRecord, holder: NamedVariable, pool: Any, *, trainable: bool
+        self,
+        part: KeyPart,
+        table: TableRecord,
+        holder: NamedVariable,
+        pool: Any,
+        *,
+        trainable: bool,
     ) -> None:
         self.part, self.table, self.pool = part, table, pool
         self.store: RowStore = part.store(holder)
@@ -205,13 +224,6 @@ class KeyedStorage(ShardedStorage):
             "`model.fit`, `train_on_batch`, or of a function that `strategy.run` runs. Received: "
             "a tape in another function. Train with one of these."
         )
-
-    def begin_slot(self, variable: Any, initializer: Any) -> bool:
-        from kerasps.dynamic.table import KeyedVariable
-
-        variable.__class__ = KeyedVariable
-        variable.begin_slot(self, initializer)
-        return True
 
     def add_slot(self, name: str, dtype: tf.DType, begins_as: float) -> KeyedStorage:
         """Return the storage of a new slot of the table.

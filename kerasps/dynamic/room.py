@@ -1,4 +1,4 @@
-"""How many rows there is room for on a ps."""
+"""Finds the number of rows that a ps has room for."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import AskedKeys, KeyPart, SlotTerms, TableTerms
+from kerasps.dynamic.key_part import PIECE, AskedKeys, KeyPart, SlotTerms, TableTerms
 from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
 from kerasps.dynamic.keys import part_of
 from kerasps.errors import InputError
@@ -23,9 +23,6 @@ from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch
 from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.rows.chunks import CHUNK_BYTES
-
-# The places that a ps looks through in one call.
-PLACES = 1 << 18
 
 
 def pieces_of(num_rows: int, row_bytes: int) -> list[range]:
@@ -52,7 +49,7 @@ class TableAccess:
         found = [np.zeros(0, np.int64)]
         for top, read in self._id_readers:
             num_places = int(top.call()[0])
-            found += [read.call(first, PLACES)[0] for first in range(1, num_places, PLACES)]
+            found += [read.call(first, PIECE)[0] for first in range(1, num_places, PIECE)]
         return np.sort(np.concatenate(found))
 
     def make(self, terms: TableTerms, located: Located) -> list[np.ndarray]:
@@ -106,7 +103,7 @@ class TableAccess:
 
     def _maker(self, part: KeyPart, terms: TableTerms) -> OnPS:
         def make(keys: tf.Tensor) -> tf.Tensor:
-            return part.made([terms], AskedKeys(keys, tf.reshape(tf.size(keys), [1])))
+            return part.made([terms], AskedKeys(keys))
 
         spec = tf.TensorSpec([None], tf.int64)
         return OnPS(part.device, make, spec, mutex=self._mutex(part.device))
@@ -130,6 +127,7 @@ class Located:
 class RowAccess:
     """Reads and writes rows of a table, or of a slot, by their ids. Call outside of steps.
 
+    Writes do nothing in a process whose values are not written (see `NamedVariable.takes_values`).
     Thread: any. Several may read, or write different ids, at the same time.
     """
 
@@ -162,7 +160,7 @@ class RowAccess:
 
     def items(self, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Iterate over pieces of the ids that there are, and their rows, in no order."""
-        batch = min(PLACES, batch)
+        batch = min(PIECE, batch)
         for rows in self._shards:
             read = _reader(rows)
             (top,) = OnPS(rows.device, rows.part.top).call()
@@ -254,14 +252,16 @@ class RowAccess:
         Call when the rows of `ids` are written. Rows of these ids keep their slots, so tables and
         slots may be loaded in any order.
         """
+        if not self._takes_values:
+            return
         others = np.setdiff1d(self.sorted_ids(), ids, assume_unique=True)
         if self._slot is not None:
             begins_as = np.full([1, self.width], self._slot.begins_as, self.dtype.as_numpy_dtype)
             for piece in pieces_of(len(others), self.row_bytes):
                 self.write(others[piece.start : piece.stop], np.repeat(begins_as, len(piece), 0))
             return
-        for start in range(0, len(others), PLACES):
-            self._table.remove(self._locate(others[start : start + PLACES]))
+        for start in range(0, len(others), PIECE):
+            self._table.remove(self._locate(others[start : start + PIECE]))
 
     def _check_room(self, num_rows: int) -> None:
         most = self._record.max_rows
@@ -271,6 +271,10 @@ class RowAccess:
                 f"max_rows={most:,} rows. Received: {num_rows:,}. Make the layer with "
                 f"max_rows={num_rows} or more."
             )
+
+    @property
+    def _takes_values(self) -> bool:
+        return bool(self._shards[0].store.holder.takes_values)
 
     def _locate(self, ids: np.ndarray) -> Located:
         with tf.device(COORDINATOR_CPU):
@@ -287,6 +291,8 @@ class RowAccess:
         ]
 
     def _write(self, located: Located, values: Sequence[Any]) -> None:
+        if not self._takes_values:
+            return
         places = self._table.make(self._record.terms, located)
         for part, here in zip(located.parts, places, strict=True):
             num_missing = int(np.sum(here == 0))
@@ -353,7 +359,7 @@ def _finder(rows: KeyedRows, slot: SlotTerms | None) -> OnPS:
     def find(keys: tf.Tensor) -> tf.Tensor:
         if slot is not None:
             return rows.part.look_up_slot(rows.table.number, slot, keys)
-        return rows.look_up([rows], AskedKeys(keys, tf.reshape(tf.size(keys), [1])))
+        return rows.look_up([rows], AskedKeys(keys))
 
     return OnPS(rows.device, find, tf.TensorSpec([None], tf.int64))
 

@@ -44,13 +44,6 @@ class RowsOfIds(keras.initializers.Initializer):
             "layer in the scope of the strategy, or without a strategy."
         )
 
-    def initialize(self, variable: Any) -> None:
-        """Make the storage of a new variable, which becomes a `KeyedVariable`."""
-        from kerasps.dynamic.table import KeyedVariable
-
-        variable.__class__ = KeyedVariable
-        variable.begin(self)
-
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
         """Return the first rows of ids, an int64 vector."""
         return self.first_rows(ids, np.int64(self.salt))

@@ -45,15 +45,12 @@ class KeyedVariable(ParameterServerVariable):
     rows_of_ids: RowsOfIds | None = None
     _value: KeyedStorage
 
-    def begin(self, rows_of_ids: RowsOfIds) -> None:
-        """Make the storage of a table that has no rows yet."""
-        extended = strategy_of_new_variables().extended
-        dtype = tf.as_dtype(self._dtype)
-        self.rows_of_ids = rows_of_ids
-        self.wire_dtype = extended.wire_rule.dtype_of(self.path, dtype) if self.trainable else dtype
-        self._value = extended.key_pools.add(
-            self.path, rows_of_ids, dtype, trainable=self.trainable
-        )
+    def begin(self, rows_of_ids: RowsOfIds, storage: KeyedStorage) -> None:
+        """Take the storage of a table that has no rows yet."""
+        rule = strategy_of_new_variables().extended.wire_rule
+        self.rows_of_ids, self._value = rows_of_ids, storage
+        dtype = storage.dtype
+        self.wire_dtype = rule.dtype_of(self.path, dtype) if self.trainable else dtype
 
     def begin_slot(self, table: KeyedStorage, initializer: Any) -> None:
         """Make the storage of a slot of a table."""
@@ -141,8 +138,7 @@ class KeyedVariable(ParameterServerVariable):
             def find(keys: tf.Tensor) -> tf.Tensor:
                 with tf.device(rows.device):
                     keys = tf.identity(keys)
-                    counts = tf.reshape(tf.size(keys), [1])
-                    return rows.look_up([rows], AskedKeys(keys, counts))
+                    return rows.look_up([rows], AskedKeys(keys))
 
             spec = tf.TensorSpec([None], tf.int64)
             return tf.function(find, autograph=False).get_concrete_function(spec)

@@ -7,7 +7,8 @@ ids: HDF5 has them once, under several names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -57,8 +58,8 @@ def load_optimizer(
     Replaces `Optimizer.load_own_variables`.
     """
     names = set(store.keys())
-    if any(name.endswith(_IDS) for name in names):
-        slots = {str(i) for i, v in enumerate(optimizer.variables) if isinstance(v, KeyedVariable)}
+    slots = {str(i): v for i, v in enumerate(optimizer.variables) if isinstance(v, KeyedVariable)}
+    if slots or any(name.endswith(_IDS) for name in names):
         store = _WithSlots(store, names, slots)
     original(optimizer, store)
 
@@ -68,10 +69,10 @@ class _WithSlots:
 
     Args:
         names: the names of all entries.
-        slots: the names of variables that are such slots.
+        slots: such slots, by their names.
     """
 
-    def __init__(self, store: Any, names: set[str], slots: set[str]) -> None:
+    def __init__(self, store: Any, names: set[str], slots: Mapping[str, KeyedVariable]) -> None:
         self._store, self._names, self._slots = store, names, slots
 
     def keys(self) -> Sequence[str]:
@@ -79,7 +80,17 @@ class _WithSlots:
         return [name for name in self._names if not name.endswith(_IDS)]
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self._slots:
+            return self._store[name]
+        slot = self._slots[name]
+        if name + _IDS not in self._names:
+            warnings.warn(
+                f"A file has a slot of a table without a vocabulary as one process without a "
+                f"strategy saves it. Expected: its rows with their ids, '{name + _IDS}'. Received: "
+                f"'{name}' alone, for '{slot.path}'. The slot begins anew. To keep it, save the "
+                "model in a scope.",
+                stacklevel=2,
+            )
+            return RowsById(np.zeros(0, np.int64), slot.find_rows(np.zeros(0, np.int64)))
         rows = self._store[name]
-        if name not in self._slots or name + _IDS not in self._names:
-            return rows
         return RowsById(np.asarray(self._store[name + _IDS]), rows)

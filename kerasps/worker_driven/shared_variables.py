@@ -11,11 +11,13 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.dynamic import add_key_pools
 from kerasps.runtime.devices import ps_device
 from kerasps.strategy_arguments import Partitioner
 from kerasps.variables import NamedVariable, shards_in
 from kerasps.variables.placing.placement import Held, PlacementLedger
 from kerasps.variables.placing.placing import Extended
+from kerasps.variables.storage.named import NamedIndex
 from kerasps.worker_driven.run import Run
 
 
@@ -64,6 +66,20 @@ class SharedVariable(NamedVariable):
         return super().assign(value, *args, **kwargs)
 
 
+class SharedIndex(NamedIndex):
+    """An index on a ps that several processes share; it outlives them."""
+
+    def __init__(self, device: str, *, run: Run) -> None:
+        self._run = run
+        super().__init__(device)
+
+    def _claim_name(self, kind: Hashable) -> str:
+        return self._run.name_of(f"index on {self.device}", kind)
+
+    def _destroy_with_object(self, kind: Hashable) -> None:
+        """Keep the resource on the ps when Python collects this object."""
+
+
 class _LastingLedger(PlacementLedger):
     """Counts all variables that were ever made, also those that Python has collected.
 
@@ -101,6 +117,8 @@ class SharedExtended(Extended):
         self.ledger = _LastingLedger(self.num_ps)
         self.run = run
         self.new_variable = functools.partial(SharedVariable, run=run)
+        self.new_index = functools.partial(SharedIndex, run=run)
+        add_key_pools(self, is_lasting=True)
 
     @property
     def restores(self) -> bool:
@@ -108,7 +126,8 @@ class SharedExtended(Extended):
 
     def before_steps(self, variables: Iterable[keras.Variable]) -> None:
         storages = [shard.storage for shard in shards_in(list(variables))]
-        self.run.begin_steps([s for s in storages if isinstance(s, SharedVariable)])
+        shared = [*storages, *self.key_pools.variables]
+        self.run.begin_steps([s for s in shared if isinstance(s, SharedVariable)])
 
     def _create_variable(self, next_creator: Callable[..., object], **kwargs: Any) -> Any:
         if self._placing.active or "colocate_with" in kwargs:

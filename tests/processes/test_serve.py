@@ -269,22 +269,17 @@ def test_modules_with_custom_ops_are_imported_with_the_whole_of_tensorflow(start
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "ops_a.py").write_text(
-        "import sys, tensorflow as tf\nprint(tf.__version__, file=sys.stderr, flush=True)\n"
+        "import sys, tensorflow as tf\nprint(tf.add.__name__, file=sys.stderr, flush=True)\n"
     )
     (modules / "ops_b.py").write_text("import sys\nprint('b', file=sys.stderr, flush=True)\n")
     root = [path for path in (str(modules), os.environ.get("PYTHONPATH"), os.getcwd()) if path]
     process = start("worker", KERASPS_FULL_IMPORT="ops_a, ops_b", PYTHONPATH=os.pathsep.join(root))
-    from importlib.metadata import version
-
     lines = []
     for line in process.stderr:
         lines.append(line.strip())
         if "listens on port" in line:
             break
-    assert [line for line in lines if line in (version("tensorflow"), "b")] == [
-        version("tensorflow"),
-        "b",
-    ]
+    assert [line for line in lines if line in ("add", "b")] == ["add", "b"]
     assert "listens on port" in lines[-1]
 
 

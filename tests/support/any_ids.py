@@ -1,63 +1,28 @@
-"""A small layer with a table without a vocabulary."""
+"""A model with tables without a vocabulary, its data, and all of its state."""
 
 from __future__ import annotations
 
 import keras
 import numpy as np
 
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.row_files import save_table
-from kerasps.dynamic.rows_of_ids import MOST_ROWS, RowsOfIds
+from kerasps.layers import DynamicEmbedding
 
 
-@keras.saving.register_keras_serializable(package="kerasps tests")
-class AnyIds(keras.layers.Layer):
-    def __init__(self, width, initializer="uniform", seed=1, max_rows=None, **kwargs):
-        super().__init__(autocast=False, **kwargs)
-        self.width, self.initializer = width, keras.initializers.get(initializer)
-        self.seed, self.max_rows = seed, max_rows
-
-    def build(self, shape=None):
-        first_rows = FirstRows.of(self.initializer, self.width, self.variable_dtype)
-        self.embeddings = self.add_weight(
-            name="embeddings",
-            shape=(MOST_ROWS, self.width),
-            initializer=RowsOfIds(first_rows, self.seed, self.max_rows),
-        )
-
-    def call(self, ids):
-        return self.embeddings.take(ids)
-
-    def compute_output_shape(self, shape):
-        return (*shape, self.width)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "width": self.width,
-            "initializer": keras.initializers.serialize(self.initializer),
-            "seed": self.seed,
-            "max_rows": self.max_rows,
-        }
-
-    def save_own_variables(self, store):
-        save_table(store, self.embeddings)
-
-    def load_own_variables(self, store):
-        self.embeddings.replace_rows(np.asarray(store["ids"]), store["rows"])
-
-
-def make_model(optimizer="adam"):
-    """Returns a compiled model with three tables, of which two share their storage."""
+def make_model(optimizer="adam", names=("users", "items", "words")):
+    """Returns a compiled model with tables. Those of users and of items share their storage."""
     first, second = keras.Input((3,), dtype="int64"), keras.Input((2,), dtype="int64")
     uniform = keras.initializers.RandomUniform(-1, 1)
-    vectors = [
-        AnyIds(4, uniform, seed=1, name="users")(first),
-        AnyIds(4, uniform, seed=2, name="items")(second),
-        AnyIds(6, "ones", name="words")(second),
-    ]
-    flat = [keras.layers.Flatten()(vector) for vector in vectors]
-    output = keras.layers.Dense(1, kernel_initializer="ones")(keras.layers.Concatenate()(flat))
+    tables = {
+        "users": (first, {"output_dim": 4, "embeddings_initializer": uniform, "seed": 1}),
+        "items": (second, {"output_dim": 4, "embeddings_initializer": uniform, "seed": 2}),
+        "words": (second, {"output_dim": 6, "embeddings_initializer": "ones"}),
+    }
+    flat = []
+    for name in names:
+        ids, arguments = tables[name]
+        flat.append(keras.layers.Flatten()(DynamicEmbedding(name=name, **arguments)(ids)))
+    joined = keras.layers.Concatenate()(flat) if len(flat) > 1 else flat[0]
+    output = keras.layers.Dense(1, kernel_initializer="ones")(joined)
     model = keras.Model([first, second], output)
     model.compile(optimizer, "mse", steps_per_execution=2)
     model.optimizer.build(model.trainable_variables)

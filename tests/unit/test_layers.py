@@ -21,7 +21,8 @@ REPOSITORY = Path(__file__).parents[2]
 ORDER = [
     *("errors", "_private_names", "_compat", "checks", "words"),
     "strategy_arguments",
-    *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
+    *("runtime", "cluster", "variables", "dynamic", "inputs", "step", "training"),
+    "saving",
     "monitoring",
     *(
         "hooks",
@@ -32,7 +33,7 @@ ORDER = [
         "strategy",
         "central_storage",
     ),
-    *("metrics", "tracing", "callbacks", "evaluator", "worker_driven", "plan"),
+    *("layers", "metrics", "tracing", "callbacks", "evaluator", "worker_driven", "plan"),
     *("__init__", "cli", "tools"),
 ]
 # The wings in `kerasps/tools/`. Their modules are named without it below.
@@ -41,12 +42,14 @@ WINGS = [
     "runtime",
     "cluster",
     "variables",
+    "dynamic",
     "inputs",
     "step",
     "training",
     "saving",
     "monitoring",
     "hooks",
+    "layers",
     "metrics",
     "tracing",
     "evaluator",
@@ -95,6 +98,8 @@ LINES = {
     "runtime": 1990,
     "cluster": 6650,
     "variables": 5480,
+    "dynamic": 1700,
+    "layers": 480,
     "inputs": 2490,
     "step": 12580,
     "training": 7270,
@@ -116,7 +121,7 @@ MAX_METHODS = 25
 LARGE_CLASSES = {"ParameterServerVariable", "LocalCluster"}
 
 # For users as types, through `kerasps`; no module needs them at run time.
-PUBLIC = {*kerasps.__all__, *kerasps.metrics.__all__}
+PUBLIC = {*kerasps.__all__, *kerasps.layers.__all__, *kerasps.metrics.__all__}
 
 
 @dataclass(frozen=True)

@@ -212,9 +212,7 @@ class DevicePull:
         with tf.device(self.device), tf.control_dependencies(waits):
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
         flats = self._in_order(flats)
-        sizes = [
-            step.requests[shard.group.tables[0]].num_rows_in(shard) for shard in self.groups
-        ]
+        sizes = [step.requests[shard.group.tables[0]].num_rows_in(shard) for shard in self.groups]
         reply = self.received.unpack_by_call(flats, sizes, step.device)
         if reply.clock is not None:
             step.clocks[self.device] = reply.clock

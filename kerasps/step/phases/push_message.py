@@ -106,6 +106,8 @@ class StepChanges:
 
     def updates_rows(self, update: Update, variable: ParameterServerVariable) -> bool:
         """Return True if an update moves the touched rows of a table without the other rows."""
+        if not variable.has_whole_value:  # others are refused, see `check_updates_by_rows`
+            return True
         is_coupled = variable in update.coupled
         return not is_coupled and may_update_rows(update.optimizer, self.sparse_updates)
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import AskedKeys
-from kerasps.dynamic.keyed_rows import KeyedRows
+from kerasps.dynamic import AskedKeys, KeyedRows
 from kerasps.step.records.specs import sent_rows
 from kerasps.step.updates.optimizers import has_uniform_updates, may_update_rows
 from kerasps.step.updates.update import Update

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import AskedKeys
+from kerasps.dynamic import AskedKeys
 from kerasps.step.rows.groups import ShardRun
 
 

@@ -13,9 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import AskedKeys
-from kerasps.dynamic.keyed_rows import keys_of_tables
-from kerasps.dynamic.keys import part_of
+from kerasps.dynamic import AskedKeys, keys_of_tables, part_of
 from kerasps.runtime.errors import OUT_OF_RANGE
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.rows.groups import GroupShard, TableGroup
@@ -241,22 +239,26 @@ def _ask_for_keys(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> A
     sizes = tf.stack([tf.size(ids) for ids in flat])
     number_of = np.repeat(np.arange(len(wanted), dtype=np.int32), [len(uses) for uses in wanted])
     records = [table.storage.table for table in group.tables]
+    together = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+    of_ids = None
     if len(wanted) == 1:
-        of_ids = None
-        keys = records[0].keys(flat[0] if len(flat) == 1 else tf.concat(flat, 0))
+        keys = records[0].keys(together)
     else:
-        of_ids = tf.repeat(number_of, sizes)
-        keys = keys_of_tables(records, tf.concat(flat, 0), of_ids)
+        of_ids = _table_of_ids(number_of, sizes)
+        keys = keys_of_tables(records, together, of_ids)
     # The keys are in the order of the tables, since the ids are.
     keys, all_positions = tf.unique(keys)
     shard = part_of(keys, group.num_shards)
-    order = []
-    parts = [keys]
+    order, parts, tables = [], [keys], [None] * group.num_shards
     if group.num_shards > 1:
         order = tf.dynamic_partition(tf.range(tf.size(keys)), shard, group.num_shards)
         parts = tf.dynamic_partition(keys, shard, group.num_shards)
     if of_ids is None:
-        counts, positions, totals = [tf.shape(part) for part in parts], all_positions, tf.shape(keys)
+        counts, positions, totals = (
+            [tf.shape(part) for part in parts],
+            all_positions,
+            tf.shape(keys),
+        )
     else:
         table_of = tf.math.unsorted_segment_max(of_ids, all_positions, tf.size(keys))
         check = tf.debugging.Assert(
@@ -264,12 +266,17 @@ def _ask_for_keys(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> A
             ["Two tables without a vocabulary have ids that meet in one key."],
         )
         with tf.control_dependencies([check]):
-            counts = _counts(shard if group.num_shards > 1 else None, table_of, group)
+            table_of = tf.identity(table_of)
+        if group.num_shards == 1:
+            tables, counts = [table_of], _counts(None, table_of, group)
+        else:
+            tables = tf.dynamic_partition(table_of, shard, group.num_shards)
+            counts = _counts(shard, table_of, group)
         totals = tf.add_n(counts)
         before = tf.gather(tf.cumsum(totals, exclusive=True), of_ids)
         positions = all_positions - before
     return Asked(
-        [AskedKeys(part, number).sent() for part, number in zip(parts, counts, strict=True)],
+        [AskedKeys(part, of_part).sent() for part, of_part in zip(parts, tables, strict=True)],
         counts,
         order,
         totals,
@@ -277,6 +284,15 @@ def _ask_for_keys(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> A
         all_positions,
         sizes,
     )
+
+
+def _table_of_ids(number_of: np.ndarray, sizes: tf.Tensor) -> tf.Tensor:
+    """Return the index of the table of each id, given that of each look-up."""
+    static = tf.get_static_value(sizes)
+    if static is not None:
+        return tf.constant(np.repeat(number_of, static))
+    lookup_of = _part_of(tf.range(tf.reduce_sum(sizes)), tf.cumsum(sizes))
+    return tf.gather(tf.constant(number_of), lookup_of)
 
 
 def _by_table(

@@ -40,6 +40,7 @@ from kerasps.step.rows.lookups import MustReadWhole, Round, plan_rounds
 from kerasps.step.tracing.plan import StepPlan
 from kerasps.step.tracing.surroundings import Surroundings
 from kerasps.step.updates.fused import FusedVariables
+from kerasps.step.updates.optimizers import check_updates_by_rows
 from kerasps.variables import (
     LookupTables,
     ParameterServerVariable,
@@ -358,6 +359,7 @@ class Tracer:
             self._host.options.jit_compile_updates,
         )
         for update in phase.updates:
+            check_updates_by_rows(update.optimizer, update.variables, changes.sparse_updates)
             self._host.lazy_updates.note(update.optimizer, changes.lazy_tables(update))
         pull, push = self._transfers(changes, rounds, self._update_rule(phase, changes, known))
         captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 
+from kerasps.errors import UnsupportedError
 from kerasps.variables import ParameterServerVariable
 
 # Their update of an element depends only on that element, its gradient and its slots; for others,
@@ -94,6 +97,40 @@ def moves_rows_without_gradient(
         return False
     has_slots = any(variable.shape == table.shape for variable in optimizer.variables)
     return is_keras_method(kind, "update_step") or has_slots
+
+
+def check_updates_by_rows(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[ParameterServerVariable],
+    sparse_updates: str,
+) -> None:
+    """Check that an optimizer can update the tables without a vocabulary, which have some rows.
+
+    Raises:
+        UnsupportedError: it changes rows without a gradient.
+    """
+    for table in variables:
+        if not table.has_whole_value:
+            _check_updates_by_rows(optimizer, table, sparse_updates)
+
+
+def _check_updates_by_rows(
+    optimizer: keras.optimizers.Optimizer, table: ParameterServerVariable, sparse_updates: str
+) -> None:
+    if optimizer.gradient_accumulation_steps:
+        what, instead = "gradient_accumulation_steps", "Leave it out, or use larger batches."
+    elif optimizer.use_ema:
+        what, instead = "use_ema=True", "Leave it out."
+    elif sparse_updates == "dense" and moves_rows_without_gradient(optimizer, table):
+        what = 'sparse_updates="dense"'
+        instead = "Leave it out, or take an optimizer that moves no such rows: SGD, Adagrad."
+    else:
+        return
+    raise UnsupportedError(
+        f"{type(optimizer).__name__} with `{what}` changes rows that have no gradient, and "
+        f"'{table.path}', a table without a vocabulary, has only the rows of ids that came. "
+        f"Expected: an update of the rows of a batch alone. Received: `{what}`. {instead}"
+    )
 
 
 def may_update_rows(optimizer: keras.optimizers.Optimizer, sparse_updates: str) -> bool:

@@ -129,13 +129,9 @@ class ParameterServerVariable(keras.Variable):
 
     def _initialize_with_initializer(self, initializer: keras.initializers.Initializer) -> None:
         shape = tuple(self.shape)
-        if hasattr(initializer, "initialize"):  # it makes a storage of another kind
-            initializer.initialize(self)
+        extended = strategy_of_new_variables().extended
+        if extended.key_pools is not None and extended.key_pools.begins(self, initializer):
             return
-        beside = strategy_of_new_variables().extended.beside
-        if isinstance(beside, ShardedStorage) and tuple(beside.shape) == shape:
-            if beside.begin_slot(self, initializer):
-                return
 
         # Called only if there are shards, and cached, because it draws the seed.
         @functools.cache

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.errors import UnsupportedError
+from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.forks import check_not_forked
 from kerasps.variables.lanes.phase import creating_strategy, entering, strategy_of_new_variables
 from kerasps.variables.rows.chunks import CHUNK_BYTES, chunks_of, read_rows, write_rows

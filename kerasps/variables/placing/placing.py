@@ -23,7 +23,13 @@ from kerasps.variables.placing.placement import PlacementLedger
 from kerasps.variables.rows.row_pools import RowPools
 from kerasps.variables.rows.sharding import LAYOUTS, ShardedStorage, Sharding
 from kerasps.variables.storage.kinds import TABLE_NAME
-from kerasps.variables.storage.named import NamedVariable, mutex_name, on_own_task, plain_variable
+from kerasps.variables.storage.named import (
+    NamedIndex,
+    NamedVariable,
+    mutex_name,
+    on_own_task,
+    plain_variable,
+)
 from kerasps.variables.storage.wire import WireRule
 
 # TensorFlow sends no tensor of more than 2 GiB to another task. A larger variable is split into
@@ -92,6 +98,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         self.stand_ins: Any = None
         self.replica_runner: Callable[[Callable[..., Any], Any, Any], Any] | None = None
         self.new_variable: Callable[..., NamedVariable] = NamedVariable
+        self.new_index: Callable[[str], NamedIndex] = NamedIndex
 
     @contextlib.contextmanager
     def placing(self, device: str | None) -> Iterator[None]:

@@ -169,11 +169,6 @@ class ShardedStorage(TensorLike):
         # variable too.
         self._unique_id = f"{self.shards[0]._unique_id}_sharded"
 
-    def begin_slot(self, variable: Any, initializer: Any) -> bool:
-        """Make the storage of a slot, a Keras variable; False if it is made as others are."""
-        del variable, initializer
-        return False
-
     @property
     def name(self) -> str:
         """The name in messages."""

@@ -30,6 +30,8 @@ _Returned = TypeVar("_Returned")
 # machine. Making a value here and sending it takes less, up to some megabytes on one machine, and
 # up to this size with a gigabit a second.
 _SENT_BYTES = 256 << 10
+# The kind of all indexes, for their names.
+_INDEX = ("index",)
 
 
 class NamedVariable(_compat.ResourceVariable):
@@ -114,12 +116,17 @@ class NamedIndex:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        kind = ("index",)
-        self.shared_name = NAMES.claim(kind)
+        self.shared_name = self._claim_name(_INDEX)
         with tf.init_scope(), tf.device(device):
             self.handle = on_own_task(self.finds, is_repeatable=True)
         # A graph captures the handle; `HandleFinder` finds it by this name.
         self.handle.named_variable = weakref.ref(self)
+        self._destroy_with_object(_INDEX)
+
+    def _claim_name(self, kind: Hashable) -> str:
+        return NAMES.claim(kind)
+
+    def _destroy_with_object(self, kind: Hashable) -> None:
         weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False
 
     @property

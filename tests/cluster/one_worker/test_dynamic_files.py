@@ -25,7 +25,7 @@ from support.any_ids import AnyIds, differences, make_data, make_model, state_of
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(row_access, "CHUNK_BYTES", 128)
-    monkeypatch.setattr(row_access, "PLACES", 7)
+    monkeypatch.setattr(row_access, "PIECE", 7)
 
 
 @pytest.fixture

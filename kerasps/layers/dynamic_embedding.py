@@ -1,0 +1,493 @@
+"""`DynamicEmbedding`: an embedding of any ids, without a vocabulary."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import random
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, SupportsIndex
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import ArrayLike
+
+from kerasps.central_storage import CentralStorageStrategy
+from kerasps.dynamic.first_rows import FirstRows
+from kerasps.dynamic.keys import as_ids
+from kerasps.dynamic.local_table import LocalTable
+from kerasps.dynamic.row_files import save_table
+from kerasps.dynamic.rows_of_ids import MOST_ROWS, RowsOfIds
+from kerasps.errors import InputError, UnsupportedError
+from kerasps.variables.lanes.phase import strategy_of_new_variables
+from kerasps.variables.placing.placing import is_ours
+
+_COMBINERS = ("sum", "mean", "sqrtn")
+
+
+@keras.saving.register_keras_serializable(package="kerasps")
+class DynamicEmbedding(keras.layers.Layer):
+    """Turns ids into dense vectors, and makes the row of an id when it is first trained.
+
+    It needs no vocabulary and no `input_dim`: ids are any integers, also negative ones, or strings.
+    `fit` makes the rows that it updates. `evaluate`, `predict` and other calls make none: an id
+    without a row has its first row, which follows from `seed` and the id alone.
+
+    ```python
+    model = keras.Sequential([
+        keras.Input((2,), dtype="int64"),
+        kerasps.layers.DynamicEmbedding(16),
+        keras.layers.Flatten(),
+        keras.layers.Dense(1),
+    ])
+    model.compile("adagrad", "mse")
+    model.fit(np.array([[7, -3], [7, 2**40]]), np.array([1.0, 0.0]), verbose=0)
+    print(model.layers[0].num_rows)  # 3
+    ```
+
+    A string has the row of its 64-bit fingerprint (`tf.fingerprint`). The chance that any two of
+    100 million strings share one is 0.03%.
+
+    Without a strategy, and with a `CentralStorageStrategy`, the table is in this process. There it
+    has `max_rows` places from the start, or a million, and an optimizer such as Adam updates all of
+    them in each step. So a small `max_rows` makes steps faster.
+
+    Args:
+        output_dim: the length of a row.
+        embeddings_initializer: the distribution of first rows: Zeros, Ones, Constant of a number,
+            RandomUniform, RandomNormal, TruncatedNormal or VarianceScaling, whose fans are those
+            of a matrix with one row. Default `"uniform"`.
+        embeddings_regularizer: the regularizer of the rows. Default None.
+        mask_zero: mask the id 0, and the empty string. In a bag they do not count. Default False.
+        combiner: `"sum"`, `"mean"` or `"sqrtn"`: join the rows of a bag as
+            `tf.nn.embedding_lookup_sparse` does. Bags are along the last axis of `ids`; an empty
+            one gives zeros. Default None: a row for each id.
+        max_rows: the most rows that the table may have. When it is full, an id without a row
+            keeps its first row. Default None: as many as the memory holds.
+        seed: the seed of first rows, any integer. The seed of the initializer is not used. Default
+            None: drawn at random, and kept in the configuration of the layer.
+        dtype: the dtype or the dtype policy of the layer. Default: `keras.config.dtype_policy()`.
+        name: the name of the layer.
+
+    Call arguments:
+        ids: integers or strings, as a tensor of any shape, `tf.RaggedTensor` or, with a
+            `combiner`, `tf.SparseTensor` of two axes.
+        weights: with a `combiner`, the weight of each id, of the same structure as `ids`. Default
+            None: 1 each.
+        training: in one process, make the rows that are missing, if the layer is trainable. If it
+            is not True, rows are made when a gradient reaches them.
+
+    Raises:
+        InputError: an argument has a value that cannot be used.
+        UnsupportedError: the initializer is another one, or the layer is built in the scope of a
+            strategy that is not of kerasps.
+    """
+
+    def __init__(
+        self,
+        output_dim: int,
+        embeddings_initializer: object = "uniform",
+        embeddings_regularizer: object = None,
+        mask_zero: bool = False,
+        combiner: str | None = None,
+        max_rows: int | None = None,
+        seed: int | None = None,
+        dtype: object = None,
+        name: str | None = None,
+        **kwargs: object,
+    ) -> None:
+        self.output_dim = _whole_number("output_dim", output_dim, "such as 16", least=1)
+        if combiner not in (None, *_COMBINERS):
+            _refuse(
+                "combiner", repr(combiner), "'sum', 'mean', 'sqrtn' or None", "Give one of these"
+            )
+        if max_rows is not None:
+            max_rows = _whole_number(
+                "max_rows", max_rows, "or None for no limit", least=1, most=MOST_ROWS - 1
+            )
+        if seed is None:
+            # From the generator that `keras.utils.set_random_seed` sets.
+            seed = random.randrange(2**31)
+        seed = _whole_number("seed", seed, "or None for one that is drawn")
+        super().__init__(dtype=dtype, name=name, **kwargs)
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self.mask_zero = bool(mask_zero)
+        self.combiner = combiner
+        self.max_rows = max_rows
+        self.seed = seed
+        # Ids and weights come as they are.
+        self.autocast = False
+        self.supports_masking = self.mask_zero
+        # XLA has no hash tables, and would change the last bits of first rows.
+        self.supports_jit = False
+        self._local: LocalTable | None = None
+        # An initializer that cannot be used is refused here, not in `build`.
+        self._first_rows()
+
+    def _first_rows(self) -> FirstRows:
+        return FirstRows.of(self.embeddings_initializer, self.output_dim, self.variable_dtype)
+
+    def build(self, input_shape: object = None) -> None:
+        """Make the table. The shape of the ids does not matter."""
+        del input_shape
+        initializer = RowsOfIds(self._first_rows(), self.seed, self.max_rows)
+        strategy = strategy_of_new_variables()
+        if is_ours(strategy):
+            self.embeddings = self.add_weight(
+                name="embeddings",
+                shape=(MOST_ROWS, self.output_dim),
+                initializer=initializer,
+                regularizer=self.embeddings_regularizer,
+                autocast=False,
+            )
+            return
+        if tf.distribute.has_strategy() and not isinstance(strategy, CentralStorageStrategy):
+            raise UnsupportedError(
+                "A DynamicEmbedding cannot be built in the scope of this strategy. Expected: a "
+                "strategy of kerasps, or none. Received: "
+                f"{type(strategy).__name__}. Use one of those."
+            )
+        self._local = LocalTable(self.add_weight, initializer, self.embeddings_regularizer)
+        self.embeddings = self._local.rows
+
+    def call(
+        self, ids: tf.Tensor, weights: tf.Tensor | None = None, training: bool | None = None
+    ) -> tf.Tensor:
+        """Return the rows of ids, or of bags of them."""
+        self._check(ids, weights)
+        training = bool(training)
+        if self.combiner is not None:
+            rows = self._combined(ids, weights, training)
+        elif isinstance(ids, tf.RaggedTensor):
+            rows = ids.with_flat_values(self._take(ids.flat_values, training))
+        else:
+            rows = self._take(ids, training)
+        return tf.cast(rows, self.compute_dtype)
+
+    def _take(self, ids: tf.Tensor, training: bool) -> tf.Tensor:
+        ids = as_ids(tf.convert_to_tensor(ids))
+        if self._local is None:
+            return self.embeddings.take(ids)
+        return self._local.take(ids, training=training, trainable=self.trainable)
+
+    def _combined(self, ids: tf.Tensor, weights: tf.Tensor | None, training: bool) -> tf.Tensor:
+        bags = _bags(ids)
+        values, bag_of, factors = bags.values, bags.bag_of, None
+        if weights is not None:
+            factors = tf.cast(_bags(weights).values, self.variable_dtype)
+            same_size = tf.debugging.assert_equal(
+                tf.size(factors), tf.size(values), "`weights` and `ids` differ in size."
+            )
+            with tf.control_dependencies([] if same_size is None else [same_size]):
+                factors = tf.identity(factors)
+        if self.mask_zero:
+            kept = tf.not_equal(values, tf.zeros([], values.dtype))
+            values, bag_of = tf.boolean_mask(values, kept), tf.boolean_mask(bag_of, kept)
+            factors = None if factors is None else tf.boolean_mask(factors, kept)
+        rows = self._take(values, training)
+        if factors is None:
+            factors = tf.ones(tf.shape(values), rows.dtype)
+        else:
+            rows *= factors[:, None]
+        sums = tf.math.unsorted_segment_sum(rows, bag_of, bags.number)
+        if self.combiner != "sum":
+            of_mean = self.combiner == "mean"
+            divisor = tf.math.unsorted_segment_sum(
+                factors if of_mean else tf.square(factors), bag_of, bags.number
+            )
+            divisor = divisor if of_mean else tf.sqrt(divisor)
+            sums = tf.math.divide_no_nan(sums, divisor[:, None])
+        return bags.restored(sums)
+
+    def _check(self, ids: tf.Tensor, weights: tf.Tensor | None) -> None:
+        """Raise `InputError` for inputs, tensors or symbolic ones, that the layer cannot use."""
+        dtype = tf.as_dtype(ids.dtype)
+        if not dtype.is_integer and dtype != tf.string:
+            raise InputError(
+                "Ids of a table without a vocabulary are of another type. Expected: integers or "
+                f"strings. Received: {dtype.name}. Give the model an input such as "
+                "`keras.Input((1,), dtype='int64')`, also as the first layer of a "
+                "`keras.Sequential`, and integers or strings as data."
+            )
+        if self.combiner is None:
+            if _is_sparse(ids):
+                raise InputError(
+                    "A sparse tensor of ids has no row for each place. Expected: with "
+                    "`combiner=None`, a dense or ragged tensor. Received: a sparse tensor. Give "
+                    "the layer a `combiner`, such as 'sum', or convert the ids by "
+                    "`tf.sparse.to_dense`."
+                )
+            if weights is not None:
+                raise InputError(
+                    "Weights of ids have no effect without a combiner. Expected: "
+                    "`combiner='sum'`, 'mean' or 'sqrtn'. Received: weights and `combiner=None`. "
+                    "Give the layer a `combiner`, or leave out `weights`."
+                )
+            return
+        rank = len(ids.shape)
+        if rank < 2 or (_is_sparse(ids) and rank > 2):
+            raise InputError(
+                "Ids are not in bags. Expected: with a `combiner`, a dense or ragged tensor of at "
+                "least two axes, the last along a bag, or a sparse one of two. Received: "
+                f"{_described(ids)}. Reshape the ids, or make the layer without a `combiner`."
+            )
+        if weights is not None and not _are_alike(ids, weights):
+            raise InputError(
+                "`weights` is not of the structure of `ids`. Expected: a weight for each id, in "
+                f"{_described(ids)}. Received: {_described(weights)}. Give the weights as tensors "
+                "of the same kind and shape."
+            )
+
+    def compute_mask(self, inputs: tf.Tensor, mask: object = None) -> tf.Tensor | None:
+        """Return True where an id is neither 0 nor the empty string; None for bags."""
+        del mask
+        if not self.mask_zero or self.combiner is not None:
+            return None
+        if isinstance(inputs, keras.KerasTensor):
+            return keras.ops.not_equal(inputs, "" if inputs.dtype == "string" else 0)
+        return tf.not_equal(inputs, tf.zeros([], inputs.dtype))
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        """Return the shape of the rows of ids, or of bags of them."""
+        axes = tuple(input_shape)
+        return (*(axes if self.combiner is None else axes[:-1]), self.output_dim)
+
+    def compute_output_spec(
+        self, ids: tf.Tensor, weights: tf.Tensor | None = None, training: bool | None = None
+    ) -> keras.KerasTensor:
+        """Return the shape and dtype of the rows of ids, or of bags of them."""
+        del training
+        self._check(ids, weights)
+        shape = self.compute_output_shape(ids.shape)
+        # Bags along the only ragged axis give a dense tensor.
+        ragged = _is_ragged(ids) and (self.combiner is None or len(ids.shape) > 2)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows, over all ps."""
+        return int(self._table.num_rows) if self.built else 0
+
+    def rows(self, ids: ArrayLike) -> np.ndarray:
+        """Return the rows of ids as an array of shape `[len(ids), output_dim]`; makes none.
+
+        An id without a row has its first row.
+
+        Args:
+            ids: a vector of integers or strings: a list, an array or a tensor.
+        """
+        return np.asarray(self._table.find_rows(_vector_of_ids(ids)))
+
+    def items(self, batch: int = 65536) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Iterate over all rows, in pieces `(ids, rows)` of up to `batch`, in no order.
+
+        The ids of strings are their int64 fingerprints. Their text is not stored.
+        """
+        batch = _whole_number("batch", batch, "such as 65536", least=1)
+        return iter(self._table.row_items(batch))
+
+    def load_rows(self, ids: ArrayLike, rows: ArrayLike) -> None:
+        """Set the rows of ids, and make those that are missing.
+
+        Args:
+            ids: a vector of different integers or strings.
+            rows: an array of shape `[len(ids), output_dim]`.
+        """
+        vector = _vector_of_ids(ids)
+        values = np.asarray(rows)
+        if values.shape != (len(vector), self.output_dim):
+            _refuse(
+                "rows",
+                f"an array of shape {values.shape}",
+                f"an array of shape ({len(vector)}, {self.output_dim})",
+                "Give one row for each id",
+            )
+        num_different = len(np.unique(vector))
+        if num_different < len(vector):
+            _refuse(
+                "ids",
+                f"{len(vector):,} ids, {num_different:,} of them different",
+                "each id once",
+                "Leave out repeated ids, with their rows",
+            )
+        self._table.write_rows(vector, values)
+
+    @property
+    def _table(self) -> Any:
+        if not self.built:
+            raise InputError(
+                f"The layer {self.name!r} has no table yet. Expected: a built layer. Received: one "
+                "that was not built. Call it on ids once, or call `layer.build()` in the scope of "
+                "the strategy."
+            )
+        return self.embeddings if self._local is None else self._local
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the layer, with the seed if it was drawn."""
+        return {
+            **super().get_config(),
+            "output_dim": self.output_dim,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+            "mask_zero": self.mask_zero,
+            "combiner": self.combiner,
+            "max_rows": self.max_rows,
+            "seed": self.seed,
+        }
+
+    def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
+        """Write ids and rows, in the order of the ids."""
+        if not self.built:
+            return
+        if self._local is None:
+            save_table(store, self.embeddings)
+            return
+        pieces = list(self.items())
+        ids = np.concatenate([np.zeros(0, np.int64), *(piece for piece, _ in pieces)])
+        rows = np.concatenate([self.rows(ids[:0]), *(piece for _, piece in pieces)])
+        order = np.argsort(ids)
+        store["ids"], store["rows"] = ids[order], rows[order]
+        # The optimizer's slots are by place. Pieces come in the order of places.
+        store["places"] = order
+
+    def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
+        """Replace the rows of the table by those of a file."""
+        names = sorted(store.keys())
+        if not {"ids", "rows"}.issubset(names):
+            raise InputError(
+                f"The file has no table for the layer {self.name!r}. Expected: ids and rows. "
+                f"Received: {', '.join(names) or 'nothing'}. Load the file of a model with a "
+                "DynamicEmbedding here, or give the rows of another layer to `load_rows`."
+            )
+        ids, rows = np.asarray(store["ids"]), store["rows"]
+        if rows.shape != (len(ids), self.output_dim):
+            raise InputError(
+                f"The rows of a file do not fit the layer {self.name!r}. Expected: shape "
+                f"({len(ids)}, {self.output_dim}). Received: shape {rows.shape}. Make the layer "
+                "with the `output_dim` of the file."
+            )
+        if self._local is not None and "places" in names:
+            self._local.replace_rows(ids, np.asarray(rows), np.asarray(store["places"]))
+        else:
+            # On ps, large rows are read from the file in pieces.
+            self._table.replace_rows(ids, rows if self._local is None else np.asarray(rows))
+
+
+@dataclass(frozen=True)
+class _Bags:
+    """Values in bags.
+
+    Attributes:
+        values: the values of all bags, as a vector.
+        bag_of: the number of the bag of each value.
+        number: how many bags there are.
+        restored: puts a vector for each bag where the bag is.
+    """
+
+    values: tf.Tensor
+    bag_of: tf.Tensor
+    number: tf.Tensor
+    restored: Callable[[tf.Tensor], tf.Tensor]
+
+
+def _bags(tensor: tf.Tensor) -> _Bags:
+    """Return the bags along the last axis."""
+    if isinstance(tensor, tf.SparseTensor):
+        return _Bags(
+            tensor.values,
+            tensor.indices[:, 0],
+            tensor.dense_shape[0],
+            lambda rows: _with_axes(rows, tensor.shape[:1]),
+        )
+    if not isinstance(tensor, tf.RaggedTensor):
+        tensor = tf.convert_to_tensor(tensor)
+        axes = tf.shape(tensor)
+        number = tf.reduce_prod(axes[:-1])
+        return _Bags(
+            tf.reshape(tensor, [-1]),
+            tf.repeat(tf.range(number), axes[-1]),
+            number,
+            lambda rows: _with_axes(
+                tf.reshape(rows, tf.concat([axes[:-1], tf.shape(rows)[1:]], 0)), tensor.shape[:-1]
+            ),
+        )
+    if tensor.flat_values.shape.rank > 1:
+        inner = _bags(tensor.flat_values)
+        return _Bags(
+            inner.values,
+            inner.bag_of,
+            inner.number,
+            lambda rows: tensor.with_flat_values(inner.restored(rows)),
+        )
+    *outer, last = tensor.nested_row_splits
+    return _Bags(
+        tensor.flat_values,
+        tensor.nested_value_rowids()[-1],
+        tf.size(last) - 1,
+        lambda rows: tf.RaggedTensor.from_nested_row_splits(rows, outer, validate=False),
+    )
+
+
+def _with_axes(rows: tf.Tensor, axes: tf.TensorShape) -> tf.Tensor:
+    rows.set_shape(axes.concatenate(rows.shape[-1:]))
+    return rows
+
+
+def _is_sparse(tensor: tf.Tensor) -> bool:
+    return isinstance(tensor, tf.SparseTensor) or bool(getattr(tensor, "sparse", False))
+
+
+def _is_ragged(tensor: tf.Tensor) -> bool:
+    return isinstance(tensor, tf.RaggedTensor) or bool(getattr(tensor, "ragged", False))
+
+
+def _are_alike(ids: tf.Tensor, weights: tf.Tensor) -> bool:
+    kinds_agree = all(kind(ids) == kind(weights) for kind in (_is_sparse, _is_ragged))
+    shapes = tf.TensorShape(ids.shape), tf.TensorShape(weights.shape)
+    return kinds_agree and shapes[0].is_compatible_with(shapes[1])
+
+
+def _described(tensor: tf.Tensor) -> str:
+    kind = "sparse" if _is_sparse(tensor) else "ragged" if _is_ragged(tensor) else "dense"
+    return f"a {kind} tensor of shape {tuple(tensor.shape)}"
+
+
+def _vector_of_ids(ids: ArrayLike) -> np.ndarray:
+    """Return int64 ids, given a vector of integers or strings."""
+    values = np.asarray(ids)
+    if values.ndim != 1:
+        _refuse("ids", f"an array of shape {values.shape}", "a vector", "Flatten them")
+    if not values.size:
+        return np.zeros(0, np.int64)
+    return np.asarray(as_ids(tf.convert_to_tensor(values)))
+
+
+def _whole_number(
+    argument: str, value: object, advice: str, *, least: int | None = None, most: int | None = None
+) -> int:
+    """Return `value` as an `int` within bounds, or raise `InputError`."""
+    expected = "a whole number"
+    if least is not None:
+        expected += f" of at least {least}" if most is None else f" from {least} to {most:,}"
+    number = None
+    # Users who pass True have mostly mixed up two arguments.
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        with contextlib.suppress(TypeError):  # an array
+            number = operator.index(value)
+    if (
+        number is None
+        or (least is not None and number < least)
+        or (most is not None and number > most)
+    ):
+        _refuse(argument, repr(value), expected, f"Give a whole number, {advice}")
+    return number
+
+
+def _refuse(argument: str, received: object, expected: str, advice: str) -> NoReturn:
+    raise InputError(
+        f"Argument `{argument}` of a DynamicEmbedding has a value that cannot be used. Expected: "
+        f"{expected}. Received: {argument}={received}. {advice}."
+    )
