@@ -19,19 +19,31 @@ import kerasps
 from kerasps.dynamic import row_access, row_files
 from kerasps.dynamic.keys import part_of
 from kerasps.dynamic.row_files import RowsById
-from support.any_ids import AnyIds, differences, make_data, make_model, state_of, train
+from kerasps.layers import DynamicEmbedding
+from support.any_ids import differences, make_data, make_model, state_of, train
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(row_access, "CHUNK_BYTES", 128)
-    monkeypatch.setattr(row_access, "PIECE", 7)
+    monkeypatch.setattr(row_access, "CHUNK_BYTES", 512)
+    monkeypatch.setattr(row_access, "PIECE", 17)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(strategy):
+    """A model whose tables have the rows that the test before has left."""
     with strategy.scope():
         return make_model()
+
+
+def tables_of(model):
+    return [layer.embeddings for layer in model.layers if isinstance(layer, DynamicEmbedding)]
+
+
+def clear(model):
+    """Removes all rows."""
+    for table in tables_of(model):
+        table.assign(RowsById(np.zeros(0, np.int64), np.zeros((0, table.shape[1]), "float32")))
 
 
 def checkpoint_of(model):
@@ -61,6 +73,7 @@ FORMS = ["weights.h5", "weights.json", "keras", "checkpoint"]
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_loaded_is_what_was_saved_and_training_goes_on_alike(model, form, tmp_path):
+    clear(model)
     train(model, 1)
     saved = state_of(model)
     save(model, form, tmp_path)
@@ -83,17 +96,15 @@ def test_a_model_is_loaded_from_its_file_alone(strategy, model, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_table_without_rows_is_saved_and_loaded(model, form, tmp_path):
+    clear(model)
     save(model, form, tmp_path)
     train(model, 1)
     load(model, form, tmp_path)
-    assert [layer.embeddings.num_rows for layer in model.layers if isinstance(layer, AnyIds)] == [
-        0,
-        0,
-        0,
-    ]
+    assert [table.num_rows for table in tables_of(model)] == [0, 0, 0]
 
 
 def test_a_weights_file_has_ids_and_rows_and_the_ids_of_slots_once(model, tmp_path):
+    clear(model)
     train(model, 1)
     model.save_weights(tmp_path / "a.weights.h5")
     table = model.get_layer("users").embeddings
@@ -151,7 +162,7 @@ def test_a_checkpoint_that_is_written_later_is_refused(model, tmp_path):
     checkpoint = checkpoint_of(model)
     with pytest.raises(
         kerasps.UnsupportedError,
-        match=r"would need a copy of 'users/embeddings'.* Received: `enable_async=True`\.",
+        match=r"would need a copy of '.*embeddings.*', a table.* Received: `enable_async=True`\.",
     ):
         checkpoint.write(tmp_path / "checkpoint", options=options)
 
@@ -178,17 +189,22 @@ def test_slots_may_be_loaded_before_their_table(model):
     assert differences(state_of(model), saved) == []
 
 
-def test_a_slot_that_a_row_has_not_begun_is_what_it_begins_as(model):
-    train(model, 1)
-    model.compile(keras.optimizers.Adagrad(initial_accumulator_value=0.25), "mse")
-    model.optimizer.build(model.trainable_variables)
-    slot = next(v for v in model.optimizer.variables if "users" in v.path)
-    assert np.all(slot.numpy().rows == 0.25)
-    ids = slot.sorted_ids()
+def test_a_slot_that_a_row_has_not_begun_is_what_it_begins_as(strategy):
+    with strategy.scope():
+        layer = DynamicEmbedding(4)
+        layer.build()
+        ids = np.arange(-3, 4)
+        layer.load_rows(ids, np.ones((7, 4), "float32"))
+        optimizer = keras.optimizers.Adagrad(initial_accumulator_value=0.25)
+        optimizer.build(layer.trainable_variables)
+    (slot,) = (variable for variable in optimizer.variables if "embeddings" in variable.path)
+    np.testing.assert_array_equal(slot.sorted_ids(), ids)
+    assert (slot.numpy().rows == 0.25).all()
     slot.write_rows(ids[:2], np.ones((2, 4), "float32"))
-    np.testing.assert_array_equal(slot.numpy().rows[:, 0], [1, 1] + [0.25] * (len(ids) - 2))
+    np.testing.assert_array_equal(slot.numpy().rows[:, 0], [1, 1] + 5 * [0.25])
     slot.assign(RowsById(ids[1:2], np.full((1, 4), 7, "float32")))
-    np.testing.assert_array_equal(slot.numpy().rows[:, 0], [0.25, 7] + [0.25] * (len(ids) - 2))
+    np.testing.assert_array_equal(slot.numpy().rows[:, 0], [0.25, 7] + 5 * [0.25])
+    assert (layer.rows(ids) == 1).all()
 
 
 def test_early_stopping_restores_the_rows_of_the_best_epoch(model):
@@ -212,12 +228,9 @@ def test_early_stopping_restores_the_rows_of_the_best_epoch(model):
         shuffle=False,
         callbacks=[Best(), stopping],
     )
-    count = len(model.weights) + 3
-    kept = {str(index) for index in range(count)} | {f"{index}/ids" for index in range(count)}
-    state = {
-        k: v for k, v in state_of(model).items() if k in kept and int(k[0]) < len(model.weights)
-    }
-    assert differences(state, {key: best[key] for key in state}) == []
+    restored = state_of(model)
+    of_weights = [key for key in best if int(key.partition("/")[0]) < len(model.weights)]
+    assert differences({k: restored[k] for k in of_weights}, {k: best[k] for k in of_weights}) == []
 
 
 def test_weights_of_more_than_a_gibibyte_are_refused(model, monkeypatch):
@@ -244,39 +257,29 @@ def test_values_that_are_no_value_of_a_table_are_refused(model):
         table.assign(RowsById(np.arange(2), np.zeros((2, 3), "float32")))
     with pytest.raises(kerasps.InputError, match=r"Received: 2 ids, 1 of them different\."):
         table.assign(RowsById(np.zeros(2, np.int64), np.zeros((2, 4), "float32")))
-    assert table.num_rows == 0
 
 
 def test_a_full_table_is_loaded_however_its_rows_are_spread(strategy):
     with strategy.scope():
-        layer = AnyIds(3, max_rows=10)
+        layer = DynamicEmbedding(3, max_rows=10)
         layer.build()
     table = layer.embeddings
-    # All on one ps.
     ids = np.arange(1000)
     part = np.asarray(part_of(table.storage.table.keys(tf.constant(ids)), 2))
-    ids = ids[part == 0][:10]
+    ids = ids[part == 0][:10]  # all on one ps
     table.assign(RowsById(ids, np.ones((10, 3), "float32")))
     assert table.num_rows == 10
-    with pytest.raises(kerasps.InputError, match=r"max_rows=10 rows\. Received: 11\."):
-        table.assign(RowsById(np.arange(11), np.ones((11, 3), "float32")))
-    with pytest.raises(kerasps.InputError, match=r"max_rows=10 rows\. Received: 11\."):
-        table.write_rows(np.array([-1]), np.ones((1, 3), "float32"))
+    for refused in (
+        lambda: table.assign(RowsById(np.arange(11), np.ones((11, 3), "float32"))),
+        lambda: table.write_rows(np.array([-1]), np.ones((1, 3), "float32")),
+    ):
+        with pytest.raises(kerasps.InputError, match=r"max_rows=10 rows\. Received: 11\."):
+            refused()
     np.testing.assert_array_equal(table.sorted_ids(), ids)
 
 
 class Stop(Exception):
     """Ends a training."""
-
-
-class StopAt(keras.callbacks.Callback):
-    def __init__(self, batch):
-        super().__init__()
-        self.batch = batch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == self.batch:
-            raise Stop
 
 
 def test_a_backup_within_an_epoch_has_tables_and_slots(strategy, tmp_path):
@@ -296,19 +299,19 @@ def test_a_backup_within_an_epoch_has_tables_and_slots(strategy, tmp_path):
 
     def made():
         with strategy.scope():
-            return make_model()
+            return make_model(names=("users", "items"))
 
     expected = fit(made())
 
-    class StopInSecond(StopAt):
+    class StopInSecondEpoch(keras.callbacks.Callback):
         epoch = 0
 
         def on_epoch_begin(self, epoch, logs=None):
             self.epoch = epoch
 
         def on_train_batch_end(self, batch, logs=None):
-            if self.epoch == 1:
-                super().on_train_batch_end(batch)
+            if self.epoch == 1 and batch == 9:
+                raise Stop
 
     def backups():
         return keras.callbacks.BackupAndRestore(
@@ -316,7 +319,7 @@ def test_a_backup_within_an_epoch_has_tables_and_slots(strategy, tmp_path):
         )
 
     with pytest.raises(Stop):
-        fit(made(), backups(), StopInSecond(9))
+        fit(made(), backups(), StopInSecondEpoch())
     resumed = []
     first = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: resumed.append(batch)
@@ -327,23 +330,18 @@ def test_a_backup_within_an_epoch_has_tables_and_slots(strategy, tmp_path):
     assert resumed[0] > 0
 
 
-def test_a_damaged_file_of_a_table_in_a_backup_is_named(strategy, tmp_path):
-    def fit(callback):
-        with strategy.scope():
-            model = make_model()
-        train(model, 1, callbacks=[callback])
-        return model
+def test_a_damaged_file_of_a_table_in_a_backup_is_named(model, tmp_path):
+    def fit():
+        backups = keras.callbacks.BackupAndRestore(tmp_path / "backups", delete_checkpoint=False)
+        train(model, 1, callbacks=[backups])
 
-    def backups():
-        return keras.callbacks.BackupAndRestore(tmp_path / "backups", delete_checkpoint=False)
-
-    fit(backups())
+    fit()
     (data, *_) = sorted((tmp_path / "backups").glob("backup-*/1*.data-*"))
     content = bytearray(data.read_bytes())
     content[0] ^= 1
     data.write_bytes(content)
     with pytest.warns(UserWarning, match="is damaged and is not used"):
-        fit(backups())
+        fit()
 
 
 SERVE = """
