@@ -24,7 +24,7 @@ from kerasps.variables.storage.named import NamedIndex, NamedVariable, on_own_ta
 # A tag has the number of a table and, in these lowest bits, the number of the newest slot that the
 # row has begun.
 SLOT_BITS = 16
-MOST_TABLES = 2 ** (31 - SLOT_BITS) - 1
+MOST_TABLES = 2**12 - 1
 # The tag of a place that no row has.
 NO_TABLE = -1
 # The places that a function looks through in one call.
@@ -347,6 +347,15 @@ class KeyPart:
         """Return the number of rows of a table, and of those that it had no room for."""
         first = _HEADER + 2 * number
         return self.store(self.numbers).gather(tf.constant([first, first + 1], tf.int32))
+
+    def all_numbers(self) -> tf.Tensor:
+        """Return the value of `numbers`."""
+        return self.store(self.numbers).read(range(_HEADER + 2 * MOST_TABLES))
+
+    @staticmethod
+    def counted(numbers: np.ndarray, table: int) -> np.ndarray:
+        """Return the number of rows of a table, and of those refused, given `all_numbers`."""
+        return numbers[_HEADER + 2 * table : _HEADER + 2 * table + 2]
 
     def top(self) -> tf.Tensor:
         """Return the first place that no row had yet."""

@@ -59,6 +59,9 @@ class TableRecord:
         salt: the salt of their seed.
         max_rows: the most rows; None for no limit.
         num_parts: the number of parts of the pool.
+        known_rows: the number of its rows in each part that was asked last, by its device.
+        told_nearly: True if its user knows that it is nearly full.
+        told_full: True if its user knows that it is full.
         access: finds, makes and removes rows by their ids (see `row_access.TableAccess`).
     """
 
@@ -76,6 +79,8 @@ class TableRecord:
         self.number, self.name = number, name
         self.first_rows, self.salt = first_rows, salt
         self.max_rows, self.num_parts = max_rows, num_parts
+        self.known_rows: dict[str, int] = {}
+        self.told_nearly = self.told_full = False
         self._slots: list[weakref.ref[KeyedStorage]] = []
         self._num_slots = 0
 

@@ -326,9 +326,10 @@ class RowAccess:
 
 def access_to(storage: KeyedStorage) -> RowAccess:
     """Return the access to a storage, which keeps the functions that were traced for it."""
-    if storage.access is None:
-        storage.access = RowAccess(storage)
-    return storage.access
+    access: RowAccess | None = storage.access
+    if access is None:
+        access = storage.access = RowAccess(storage)
+    return access
 
 
 def _check_different(ids: np.ndarray) -> None:

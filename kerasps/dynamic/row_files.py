@@ -54,9 +54,9 @@ class RowsById:
         return (MOST_ROWS, *self.rows.shape[1:])
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> Any:
         """The dtype of the rows."""
-        return np.dtype(self.rows.dtype)
+        return self.rows.dtype
 
     def __len__(self) -> int:
         return len(self.ids)

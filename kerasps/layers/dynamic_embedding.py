@@ -21,7 +21,7 @@ from kerasps.dynamic.local_table import LocalTable
 from kerasps.dynamic.row_files import save_table
 from kerasps.dynamic.rows_of_ids import MOST_ROWS, RowsOfIds
 from kerasps.errors import InputError, UnsupportedError
-from kerasps.variables.lanes.phase import strategy_of_new_variables
+from kerasps.variables.lanes.phase import current_phase, strategy_of_new_variables
 from kerasps.variables.placing.placing import is_ours
 
 _COMBINERS = ("sum", "mean", "sqrtn")
@@ -143,6 +143,8 @@ class DynamicEmbedding(keras.layers.Layer):
                 regularizer=self.embeddings_regularizer,
                 autocast=False,
             )
+            # A step finds the rows before the part of it that XLA may compile.
+            self.supports_jit = True
             return
         if tf.distribute.has_strategy() and not isinstance(strategy, CentralStorageStrategy):
             raise UnsupportedError(
@@ -171,6 +173,14 @@ class DynamicEmbedding(keras.layers.Layer):
         ids = as_ids(tf.convert_to_tensor(ids))
         if self._local is None:
             return self.embeddings.take(ids)
+        if current_phase() is not None:
+            raise UnsupportedError(
+                f"The layer {self.name!r} was built outside of the scope of the strategy, so its "
+                "table is in this process, where workers do not reach it. Expected: a "
+                "`DynamicEmbedding` that is built in the scope. Received: one whose table is in "
+                "this process. Make the model within `strategy.scope()`, and load its weights from "
+                "a file."
+            )
         return self._local.take(ids, training=training, trainable=self.trainable)
 
     def _combined(self, ids: tf.Tensor, weights: tf.Tensor | None, training: bool) -> tf.Tensor:
@@ -205,6 +215,8 @@ class DynamicEmbedding(keras.layers.Layer):
     def _check(self, ids: tf.Tensor, weights: tf.Tensor | None) -> None:
         """Raise `InputError` for inputs, tensors or symbolic ones, that the layer cannot use."""
         dtype = tf.as_dtype(ids.dtype)
+        if dtype == tf.string:  # XLA has no strings
+            self.supports_jit = False
         if not dtype.is_integer and dtype != tf.string:
             raise InputError(
                 "Ids of a table without a vocabulary are of another type. Expected: integers or "
@@ -265,6 +277,10 @@ class DynamicEmbedding(keras.layers.Layer):
         # Bags along the only ragged axis give a dense tensor.
         ragged = _is_ragged(ids) and (self.combiner is None or len(ids.shape) > 2)
         return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+
+    def count_params(self) -> int:
+        """Return the number of elements of the rows that there are."""
+        return self.num_rows * self.output_dim
 
     @property
     def num_rows(self) -> int:

@@ -103,7 +103,7 @@ class OnPS:
     def start(self, *arguments: object) -> list[tf.Tensor]:
         """Call it; return tensors on the ps, which may still be in progress."""
         with tf.device(COORDINATOR_CPU):
-            tensors = [
+            tensors: list[Any] = [
                 argument if tf.is_tensor(argument) else tf.constant(argument, spec.dtype)
                 for argument, spec in zip(arguments, self._specs, strict=True)
             ]

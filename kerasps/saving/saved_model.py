@@ -47,7 +47,7 @@ class _StandIn(NamedVariable):
         return {"VARIABLE_VALUE": self._stored}
 
 
-class _Places(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
+class _Places(tf.saved_model.experimental.TrackableResource):
     """The hash table of a SavedModel from the ids of a table to the places of their rows.
 
     It is filled from the ids when the SavedModel is loaded, so they are not in the graph.
@@ -89,8 +89,8 @@ class _Places(tf.saved_model.experimental.TrackableResource):  # type: ignore[mi
         )
 
 
-class _TableStandIn(tf.Module):  # type: ignore[misc]
-    """What replaces a table without a vocabulary in a SavedModel: ids, rows, and a hash table.
+class _TableStandIn(tf.Module):
+    """The replacement of a table without a vocabulary in a SavedModel: ids, rows, a hash table.
 
     All is read by TensorFlow alone. The ids and rows are variables, so they are in the checkpoint
     of the SavedModel and not in its graph. Their number is that at the time of the export.

@@ -1,4 +1,4 @@
-"""What a checkpoint has under a key: rows that the ps hold, to read and to write in chunks."""
+"""The values of a checkpoint: rows that the ps hold, which they write and read in chunks."""
 
 from __future__ import annotations
 

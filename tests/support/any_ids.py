@@ -32,8 +32,8 @@ def make_model(optimizer="adam", names=("users", "items", "words")):
 def make_data(seed, num_examples=48):
     """Returns inputs and targets. Ids are of any size, and half of them differ between seeds."""
     chance = np.random.default_rng(seed)
-    known, own = np.random.default_rng(99), np.random.default_rng(100 + seed)
-    ids = np.concatenate([source.integers(-(2**62), 2**62, 20) for source in (known, own)])
+    always, now = np.random.default_rng(99), np.random.default_rng(100 + seed)
+    ids = np.concatenate([source.integers(-(2**62), 2**62, 20) for source in (always, now)])
     inputs = [ids[chance.integers(0, 40, (num_examples, n))] for n in (3, 2)]
     return inputs, chance.normal(size=(num_examples, 1)).astype("float32")
 
