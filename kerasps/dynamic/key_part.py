@@ -221,6 +221,15 @@ class KeyPart:
         found.set_shape([None, self._width])
         return found
 
+    def look_up_slot(self, number: int, slot: SlotTerms, keys: tf.Tensor) -> tf.Tensor:
+        """Return a table's rows of a slot; where it has not begun, the value that it begins as."""
+        places = self.find(keys)
+        rows = self.store(self.slot(slot)).gather(places)
+        tags = self.store(self.tags).gather(places)
+        begun = tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1))
+        has_begun = tf.equal(_table_in(tags), number) & (begun >= slot.number)
+        return tf.where(has_begun[:, None], rows, tf.cast(slot.begins_as, slot.dtype))
+
     def made(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
         """Return the place of each key; make the rows that are missing. Call under the lock.
 
@@ -362,7 +371,15 @@ class KeyPart:
 
     def remove(self, number: int, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Remove the rows of a table among `count` places; return how many. Under the lock."""
-        places, _ = self.piece(number, first, count)
+        return self._remove(number, self.piece(number, first, count)[0])
+
+    def remove_keys(self, number: int, keys: tf.Tensor) -> tf.Tensor:
+        """Remove a table's rows of different keys; return how many there were. Under the lock."""
+        places = self.find(keys)
+        is_there = tf.equal(_table_in(self.store(self.tags).gather(places)), number)
+        return self._remove(number, tf.gather(places, tf.where(is_there)[:, 0]))
+
+    def _remove(self, number: int, places: tf.Tensor) -> tf.Tensor:
         removed = tf.size(places, tf.int64)
         header = self.store(self.numbers).gather(tf.constant([_NUM_FREE], tf.int32))
         keys = self.store(self.keys).gather(places)

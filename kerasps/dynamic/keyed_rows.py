@@ -62,7 +62,10 @@ class TableRecord:
         known_rows: the number of its rows in each part that was asked last, by its device.
         told_nearly: True if its user knows that it is nearly full.
         told_full: True if its user knows that it is full.
+        access: finds, makes and removes rows by their ids (see `row_access.TableAccess`).
     """
+
+    access: Any = None
 
     def __init__(
         self,
@@ -191,9 +194,11 @@ class KeyedStorage(ShardedStorage):
     Attributes:
         table: the table.
         terms: the terms of the slot; None for the table itself.
+        access: reads and writes rows by their ids (see `row_access.access_to`).
     """
 
     shards: tuple[KeyedRows, ...]
+    access: Any = None
 
     def __init__(
         self, shards: Sequence[KeyedRows], name: str, terms: SlotTerms | None = None

@@ -18,6 +18,7 @@ from kerasps.central_storage import CentralStorageStrategy
 from kerasps.dynamic.first_rows import FirstRows
 from kerasps.dynamic.keys import as_ids
 from kerasps.dynamic.local_table import LocalTable
+from kerasps.dynamic.row_files import save_table
 from kerasps.dynamic.rows_of_ids import MOST_ROWS, RowsOfIds
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.variables.lanes.phase import current_phase, strategy_of_new_variables
@@ -357,16 +358,16 @@ class DynamicEmbedding(keras.layers.Layer):
         """Write ids and rows, in the order of the ids."""
         if not self.built:
             return
+        if self._local is None:
+            save_table(store, self.embeddings)
+            return
         pieces = list(self.items())
         ids = np.concatenate([np.zeros(0, np.int64), *(piece for piece, _ in pieces)])
-        rows = np.concatenate(
-            [self.rows(ids[:0]), *(piece for _, piece in pieces)],
-        )
+        rows = np.concatenate([self.rows(ids[:0]), *(piece for _, piece in pieces)])
         order = np.argsort(ids)
         store["ids"], store["rows"] = ids[order], rows[order]
-        if self._local is not None:
-            # The optimizer's slots are by place. Pieces come in the order of places.
-            store["places"] = order
+        # The optimizer's slots are by place. Pieces come in the order of places.
+        store["places"] = order
 
     def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         """Replace the rows of the table by those of a file."""
@@ -377,7 +378,7 @@ class DynamicEmbedding(keras.layers.Layer):
                 f"Received: {', '.join(names) or 'nothing'}. Load the file of a model with a "
                 "DynamicEmbedding here, or give the rows of another layer to `load_rows`."
             )
-        ids, rows = np.asarray(store["ids"]), np.asarray(store["rows"])
+        ids, rows = np.asarray(store["ids"]), store["rows"]
         if rows.shape != (len(ids), self.output_dim):
             raise InputError(
                 f"The rows of a file do not fit the layer {self.name!r}. Expected: shape "
@@ -385,9 +386,10 @@ class DynamicEmbedding(keras.layers.Layer):
                 "with the `output_dim` of the file."
             )
         if self._local is not None and "places" in names:
-            self._local.replace_rows(ids, rows, np.asarray(store["places"]))
+            self._local.replace_rows(ids, np.asarray(rows), np.asarray(store["places"]))
         else:
-            self._table.replace_rows(ids, rows)
+            # On ps, large rows are read from the file in pieces.
+            self._table.replace_rows(ids, rows if self._local is None else np.asarray(rows))
 
 
 @dataclass(frozen=True)
