@@ -83,7 +83,7 @@ class KeyedVariable(ParameterServerVariable):
             for rows in self._value.shards
         ]
 
-    def take(self, ids: object, *, from_end: bool = False) -> tf.Tensor:
+    def take(self, ids: tf.Tensor, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows of ids; a step makes those that it updates.
 
         Args:
