@@ -10,5 +10,14 @@ from kerasps.dynamic.key_part import AskedKeys
 from kerasps.dynamic.key_pools import add_key_pools
 from kerasps.dynamic.keyed_rows import KeyedRows, keys_of_tables
 from kerasps.dynamic.keys import part_of
+from kerasps.dynamic.row_counts import count_rows, known_rows
 
-__all__ = ["AskedKeys", "KeyedRows", "add_key_pools", "keys_of_tables", "part_of"]
+__all__ = [
+    "AskedKeys",
+    "KeyedRows",
+    "add_key_pools",
+    "count_rows",
+    "keys_of_tables",
+    "known_rows",
+    "part_of",
+]

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic.keys import mixed, salt_of
+from kerasps.dynamic.quantiles import quantiles
 from kerasps.errors import UnsupportedError
 
 _CONSTANT, _UNIFORM, _NORMAL, _TRUNCATED = "constant", "uniform", "normal", "truncated normal"
@@ -113,14 +114,13 @@ class FirstRows:
         whole = tf.bitwise.bitwise_and(
             tf.bitwise.right_shift(bits, np.int32(32 - _BITS)), np.int32(2**_BITS - 1)
         )
-        numbers = tf.cast(whole, tf.float32)
         if self.kind == _UNIFORM:
             span = np.float32(self.second) - np.float32(self.first)
+            numbers = tf.cast(whole, tf.float32)
             return numbers * np.float32(span * 2.0**-_BITS) + np.float32(self.first)
-        # In the middle of each interval, so neither 0 nor 1, of which there is no quantile.
-        share = (numbers + np.float32(0.5)) * np.float32(2.0**-_BITS)
-        if self.kind == _TRUNCATED:
-            low = np.float32(0.5 * (1.0 + math.erf(-2.0 / math.sqrt(2.0))))
-            share = low + share * np.float32(1.0 - 2.0 * low)
-        share = tf.clip_by_value(share, np.float32(2.0**-25), np.float32(1.0 - 2.0**-24))
-        return tf.math.ndtri(share) * np.float32(self.second) + np.float32(self.first)
+        # In the middle of each interval of (-1, 1), whose bounds have no quantile. Exact.
+        numbers = tf.cast(whole - 2 ** (_BITS - 1), tf.float32) + np.float32(0.5)
+        is_cut = self.kind == _TRUNCATED
+        share = math.erf(2.0 / math.sqrt(2.0)) if is_cut else 1.0
+        x = numbers * np.float32(share * 2.0 ** (1 - _BITS))
+        return quantiles(x, self.second, has_tail=not is_cut) + np.float32(self.first)

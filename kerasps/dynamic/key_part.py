@@ -24,7 +24,7 @@ from kerasps.variables.storage.named import NamedIndex, NamedVariable, on_own_ta
 # A tag has the number of a table and, in these lowest bits, the number of the newest slot that the
 # row has begun.
 SLOT_BITS = 16
-MOST_TABLES = 2 ** (31 - SLOT_BITS) - 1
+MOST_TABLES = 2**12 - 1
 # The tag of a place that no row has.
 NO_TABLE = -1
 # The places that a function looks through in one call.
@@ -221,6 +221,15 @@ class KeyPart:
         found.set_shape([None, self._width])
         return found
 
+    def look_up_slot(self, number: int, slot: SlotTerms, keys: tf.Tensor) -> tf.Tensor:
+        """Return a table's rows of a slot; where it has not begun, the value that it begins as."""
+        places = self.find(keys)
+        rows = self.store(self.slot(slot)).gather(places)
+        tags = self.store(self.tags).gather(places)
+        begun = tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1))
+        has_begun = tf.equal(_table_in(tags), number) & (begun >= slot.number)
+        return tf.where(has_begun[:, None], rows, tf.cast(slot.begins_as, slot.dtype))
+
     def made(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
         """Return the place of each key; make the rows that are missing. Call under the lock.
 
@@ -339,6 +348,15 @@ class KeyPart:
         first = _HEADER + 2 * number
         return self.store(self.numbers).gather(tf.constant([first, first + 1], tf.int32))
 
+    def all_numbers(self) -> tf.Tensor:
+        """Return the value of `numbers`."""
+        return self.store(self.numbers).read(range(_HEADER + 2 * MOST_TABLES))
+
+    @staticmethod
+    def counted(numbers: np.ndarray, table: int) -> np.ndarray:
+        """Return the number of rows of a table, and of those refused, given `all_numbers`."""
+        return numbers[_HEADER + 2 * table : _HEADER + 2 * table + 2]
+
     def top(self) -> tf.Tensor:
         """Return the first place that no row had yet."""
         return self.store(self.numbers).gather(tf.constant([_TOP], tf.int32))[0]
@@ -353,7 +371,15 @@ class KeyPart:
 
     def remove(self, number: int, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Remove the rows of a table among `count` places; return how many. Under the lock."""
-        places, _ = self.piece(number, first, count)
+        return self._remove(number, self.piece(number, first, count)[0])
+
+    def remove_keys(self, number: int, keys: tf.Tensor) -> tf.Tensor:
+        """Remove a table's rows of different keys; return how many there were. Under the lock."""
+        places = self.find(keys)
+        is_there = tf.equal(_table_in(self.store(self.tags).gather(places)), number)
+        return self._remove(number, tf.gather(places, tf.where(is_there)[:, 0]))
+
+    def _remove(self, number: int, places: tf.Tensor) -> tf.Tensor:
         removed = tf.size(places, tf.int64)
         header = self.store(self.numbers).gather(tf.constant([_NUM_FREE], tf.int32))
         keys = self.store(self.keys).gather(places)

@@ -59,7 +59,13 @@ class TableRecord:
         salt: the salt of their seed.
         max_rows: the most rows; None for no limit.
         num_parts: the number of parts of the pool.
+        known_rows: the number of its rows in each part that was asked last, by its device.
+        told_nearly: True if its user knows that it is nearly full.
+        told_full: True if its user knows that it is full.
+        access: finds, makes and removes rows by their ids (see `row_access.TableAccess`).
     """
+
+    access: Any = None
 
     def __init__(
         self,
@@ -73,6 +79,8 @@ class TableRecord:
         self.number, self.name = number, name
         self.first_rows, self.salt = first_rows, salt
         self.max_rows, self.num_parts = max_rows, num_parts
+        self.known_rows: dict[str, int] = {}
+        self.told_nearly = self.told_full = False
         self._slots: list[weakref.ref[KeyedStorage]] = []
         self._num_slots = 0
 
@@ -186,9 +194,11 @@ class KeyedStorage(ShardedStorage):
     Attributes:
         table: the table.
         terms: the terms of the slot; None for the table itself.
+        access: reads and writes rows by their ids (see `row_access.access_to`).
     """
 
     shards: tuple[KeyedRows, ...]
+    access: Any = None
 
     def __init__(
         self, shards: Sequence[KeyedRows], name: str, terms: SlotTerms | None = None

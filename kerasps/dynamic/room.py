@@ -41,26 +41,31 @@ def reserve_bytes(device: str) -> int:
 
 def _read(device: str, path: str) -> str:
     with contextlib.suppress(tf.errors.OpError), tf.init_scope(), tf.device(device):
-        return str(fetch([tf.io.read_file(path)])[0].decode())
+        return str(bytes(fetch([tf.io.read_file(path)])[0]).decode())
     return ""
 
 
 def _may_reserve_twice(device: str, num_bytes: int) -> bool:
     """Return whether the ps reserves memory without taking it."""
 
-    def reserve() -> tf.Tensor:
+    def reserve() -> list[tf.Tensor]:
+        def empty() -> tf.Tensor:
+            return tf.raw_ops.Empty(shape=[num_bytes >> 20, 1 << 20], dtype=tf.int8, init=False)
+
+        # An element of each is read when there are both. Of a size TensorFlow makes a constant, and
+        # frees the first before it makes the second.
         with tf.device(device):
-            both = [
-                tf.raw_ops.Empty(shape=[num_bytes >> 20, 1 << 20], dtype=tf.int8, init=False)
-                for _ in range(2)
-            ]
-            return tf.add_n([tf.size(part, tf.int64) for part in both])
+            first = empty()
+            with tf.control_dependencies([first]):
+                second = empty()
+            with tf.control_dependencies([second]):
+                return [first[0, 0], second[0, 0]]
 
     with tf.init_scope():
         function = tf.function(reserve, autograph=False).get_concrete_function()
         try:
             with tf.device(device):
-                on_own_task(lambda: fetch([function()]), is_repeatable=True)
+                on_own_task(lambda: fetch(function()), is_repeatable=True)
         except tf.errors.ResourceExhaustedError:
             return False
     return True

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import DTypeLike
 
 from kerasps import _compat
-from kerasps.dynamic.key_part import PIECE, AskedKeys
+from kerasps.dynamic.key_part import AskedKeys
 from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
 from kerasps.dynamic.keys import part_of
+from kerasps.dynamic.row_access import RowAccess, access_to
+from kerasps.dynamic.row_files import RowsById, TableValue, value_of, values_for_checkpoint
 from kerasps.dynamic.rows_of_ids import RowsOfIds
 from kerasps.errors import UnsupportedError
-from kerasps.runtime.fetching import fetch
 from kerasps.runtime.on_ps import OnPS, call_on_each
 from kerasps.variables.keras.variable import ParameterServerVariable
-from kerasps.variables.lanes.phase import strategy_of_new_variables, wait_for_steps
+from kerasps.variables.lanes.phase import (
+    current_phase,
+    note_assignment,
+    strategy_of_new_variables,
+    wait_for_steps,
+)
 from kerasps.variables.storage.named import on_own_task
 from kerasps.variables.storage.tensor_like import note_read
 
-# The rows that are sent in one call.
+# The rows of a piece.
 _BATCH = 1 << 16
 
 
@@ -61,7 +68,7 @@ class KeyedVariable(ParameterServerVariable):
 
     @property
     def num_refused(self) -> int:
-        """How often a step had no room for a new row, over all ps."""
+        """The number of times that a step had no room for a new row, over all ps."""
         return int(self._counts()[:, 1].sum())
 
     def _counts(self) -> Any:
@@ -76,7 +83,7 @@ class KeyedVariable(ParameterServerVariable):
             for rows in self._value.shards
         ]
 
-    def take(self, ids: object, *, from_end: bool = False) -> tf.Tensor:
+    def take(self, ids: tf.Tensor, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows of ids; a step makes those that it updates.
 
         Args:
@@ -139,82 +146,99 @@ class KeyedVariable(ParameterServerVariable):
         with tf.init_scope():
             return [finder(rows) for rows in self._value.shards]
 
+    # Rows by their ids, outside of steps.
+
+    @property
+    def access(self) -> RowAccess:
+        """Reads and writes rows of this variable when no step is in flight."""
+        self._make_current()
+        return access_to(self._value)
+
+    def sorted_ids(self) -> np.ndarray:
+        """Return the ids of the table, int64 and ascending."""
+        return self.access.sorted_ids()
+
     def find_rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows of ids, `[len(ids), width]`; makes none."""
-        self._make_current()
-        found = [
-            fetch([self._look_up(tf.constant(ids[first : first + _BATCH], tf.int64))])[0]
-            for first in range(0, len(ids), _BATCH)
-        ]
-        empty = np.zeros([0, self._width], self._value.dtype.as_numpy_dtype)
-        return np.concatenate([empty, *found])
+        return self.access.read(ids)
 
     def row_items(self, batch: int = _BATCH) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Iterate over pieces of the rows that there are, and their ids, in no order."""
-        self._make_current()
-        for rows in self._value.shards:
-            read = _reader(rows)
-            (top,) = OnPS(rows.device, rows.part.top).call()
-            for first in range(1, int(top), min(PIECE, batch)):
-                ids, values = read.call(first, min(PIECE, batch))
-                if len(ids):
-                    yield ids, values
+        return self.access.items(batch)
 
-    def write_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Set the rows of different ids; make those that are missing."""
-        self._make_current()
-        if not self._value.shards[0].store.holder.takes_values:
-            return
-        num_parts = len(self._value.shards)
-        writers = [_writer(shard, self._mutex(shard.device)) for shard in self._value.shards]
-        for first in range(0, len(ids), _BATCH):
-            keys = self._value.table.keys(tf.constant(ids[first : first + _BATCH], tf.int64))
-            part = fetch([part_of(keys, num_parts)])[0]
-            for number, write in enumerate(writers):
-                here = np.flatnonzero(part == number)
-                if len(here):
-                    write.call(fetch([keys])[0][here], rows[first : first + _BATCH][here])
+    def write_rows(self, ids: np.ndarray, rows: Any) -> None:
+        """Set the rows of different ids; make those that are missing.
 
-    def replace_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Remove all rows, and set those of ids."""
-        self._make_current()
-        shard = self._value.shards[0]
-        if not shard.store.holder.takes_values:
-            return
-        shard.pool.remove_rows(shard.table.number)
-        self.write_rows(ids, rows)
+        Args:
+            rows: an array, or an object that is sliced like one.
 
-    def _mutex(self, device: str) -> tf.Tensor:
-        return self._value.shards[0].pool.mutex(device)
+        Raises:
+            InputError: there is no room for them.
+        """
+        note_assignment()
+        self.access.write_within_limit(ids, rows)
 
+    def replace_rows(self, ids: np.ndarray, rows: Any) -> None:
+        """Set the rows of different ids, and remove all others.
 
-def _reader(rows: KeyedRows) -> OnPS:
-    """Return a function from a range of places to the ids and rows of a table there."""
+        In a slot, rows of other ids begin anew. A table and its slots may be replaced in any order.
 
-    def read(first: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-        places, ids = rows.part.piece(rows.table.number, first, count)
-        return [ids, rows.store.gather(places)]
+        Args:
+            rows: an array, or an object that is sliced like one.
 
-    spec = tf.TensorSpec([], tf.int64)
-    return OnPS(rows.device, read, spec, spec)
+        Raises:
+            InputError: there is no room for them.
+        """
+        note_assignment()
+        self.access.replace(np.asarray(ids, np.int64), rows)
 
+    def numpy(self) -> RowsById:
+        """Return the rows that there are, with their ids; `get_weights` calls this.
 
-def _writer(rows: KeyedRows, mutex: tf.Tensor) -> OnPS:
-    """Return a function that writes rows by their keys."""
+        Raises:
+            UnsupportedError: they have more than 1 GiB.
+        """
+        return value_of(self.access, self.path)
 
-    def write(keys: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-        places = rows.made([rows], AskedKeys(keys))
-        has_place = tf.where(places > 0)[:, 0]
-        rows.store.scatter(tf.gather(places, has_place), tf.gather(values, has_place))
-        return tf.size(has_place)
+    def assign(self, value: object) -> Any:
+        """Replace all rows by those of a `RowsById`; `set_weights` calls this."""
+        if not isinstance(value, RowsById) or current_phase() is not None:
+            return self._value.assign(value)
+        self.replace_rows(value.ids, value.rows)
+        return value
 
-    return OnPS(
-        rows.device,
-        write,
-        tf.TensorSpec([None], tf.int64),
-        tf.TensorSpec([None, *rows.shape[1:]], rows.dtype),
-        mutex=mutex,
-    )
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
+        del dtype, copy
+        self._value.read_value()
+
+    def _serialize_to_tensors(self) -> dict[str, TableValue]:
+        # A SavedModel has what replaces it instead.
+        return {} if current_phase() is not None else values_for_checkpoint(self._value)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: object) -> Any:
+        children = super()._trackable_children(save_type, **kwargs)
+        replacing = getattr(current_phase(), "table", None)
+        if save_type != "savedmodel" or self.rows_of_ids is None or replacing is None:
+            return children
+        return {**children, "table": replacing(self)}
+
+    def _export_to_saved_model_graph(self, *unused: object, **unused_too: object) -> list[Any]:
+        del unused, unused_too
+        return []
+
+    def _write_object_proto(self, proto: Any, options: object) -> None:
+        # An object that holds others, and no variable, to whoever loads it.
+        del options
+        proto.user_object.identifier = "_generic_user_object"
+        proto.user_object.version.producer = proto.user_object.version.min_consumer = 1
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
+        del object_map
+        raise UnsupportedError(
+            f"A checkpoint that is written later would need a copy of '{self.path}', a table "
+            "without a vocabulary, which may fill the memory of the ps. Expected: a checkpoint "
+            "that is written at once. Received: `enable_async=True`. Leave it out."
+        )
 
 
 def _without_gradient(rows: tf.Tensor, name: str) -> tf.Tensor:

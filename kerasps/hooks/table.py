@@ -125,6 +125,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch("H5IOStore", "__setitem__", saving.set_entry, FILES, _LARGE_ENTRIES, KERAS),
     Patch("H5IOStore", "__getitem__", saving.get_entry, FILES, _LARGE_ENTRIES, KERAS),
     Patch(_OPTIMIZER, "save_own_variables", saving.save_optimizer, FILES, _LARGE_ENTRIES, KERAS),
+    Patch(_OPTIMIZER, "load_own_variables", saving.load_optimizer, FILES,
+          "reads the slots of tables without a vocabulary", KERAS),
     Patch(_BACKUP, "_save_model", backups.save, BACKUPS, _RESUMING, KERAS),
     Patch(_BACKUP, "_load_model", backups.load, BACKUPS, _RESUMING, KERAS),
     Patch(_ARCHIVE, "add_endpoint", models.exported, EXPORTS, _EXPORTING, KERAS),

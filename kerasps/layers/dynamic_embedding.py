@@ -18,9 +18,10 @@ from kerasps.central_storage import CentralStorageStrategy
 from kerasps.dynamic.first_rows import FirstRows
 from kerasps.dynamic.keys import as_ids
 from kerasps.dynamic.local_table import LocalTable
+from kerasps.dynamic.row_files import save_table
 from kerasps.dynamic.rows_of_ids import MOST_ROWS, RowsOfIds
 from kerasps.errors import InputError, UnsupportedError
-from kerasps.variables.lanes.phase import strategy_of_new_variables
+from kerasps.variables.lanes.phase import current_phase, strategy_of_new_variables
 from kerasps.variables.placing.placing import is_ours
 
 _COMBINERS = ("sum", "mean", "sqrtn")
@@ -142,6 +143,8 @@ class DynamicEmbedding(keras.layers.Layer):
                 regularizer=self.embeddings_regularizer,
                 autocast=False,
             )
+            # A step finds the rows before the part of it that XLA may compile.
+            self.supports_jit = True
             return
         if tf.distribute.has_strategy() and not isinstance(strategy, CentralStorageStrategy):
             raise UnsupportedError(
@@ -170,6 +173,14 @@ class DynamicEmbedding(keras.layers.Layer):
         ids = as_ids(tf.convert_to_tensor(ids))
         if self._local is None:
             return self.embeddings.take(ids)
+        if current_phase() is not None:
+            raise UnsupportedError(
+                f"The layer {self.name!r} was built outside of the scope of the strategy, so its "
+                "table is in this process, where workers do not reach it. Expected: a "
+                "`DynamicEmbedding` that is built in the scope. Received: one whose table is in "
+                "this process. Make the model within `strategy.scope()`, and load its weights from "
+                "a file."
+            )
         return self._local.take(ids, training=training, trainable=self.trainable)
 
     def _combined(self, ids: tf.Tensor, weights: tf.Tensor | None, training: bool) -> tf.Tensor:
@@ -204,6 +215,8 @@ class DynamicEmbedding(keras.layers.Layer):
     def _check(self, ids: tf.Tensor, weights: tf.Tensor | None) -> None:
         """Raise `InputError` for inputs, tensors or symbolic ones, that the layer cannot use."""
         dtype = tf.as_dtype(ids.dtype)
+        if dtype == tf.string:  # XLA has no strings
+            self.supports_jit = False
         if not dtype.is_integer and dtype != tf.string:
             raise InputError(
                 "Ids of a table without a vocabulary are of another type. Expected: integers or "
@@ -264,6 +277,10 @@ class DynamicEmbedding(keras.layers.Layer):
         # Bags along the only ragged axis give a dense tensor.
         ragged = _is_ragged(ids) and (self.combiner is None or len(ids.shape) > 2)
         return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+
+    def count_params(self) -> int:
+        """Return the number of elements of the rows that there are."""
+        return self.num_rows * self.output_dim
 
     @property
     def num_rows(self) -> int:
@@ -341,16 +358,16 @@ class DynamicEmbedding(keras.layers.Layer):
         """Write ids and rows, in the order of the ids."""
         if not self.built:
             return
+        if self._local is None:
+            save_table(store, self.embeddings)
+            return
         pieces = list(self.items())
         ids = np.concatenate([np.zeros(0, np.int64), *(piece for piece, _ in pieces)])
-        rows = np.concatenate(
-            [self.rows(ids[:0]), *(piece for _, piece in pieces)],
-        )
+        rows = np.concatenate([self.rows(ids[:0]), *(piece for _, piece in pieces)])
         order = np.argsort(ids)
         store["ids"], store["rows"] = ids[order], rows[order]
-        if self._local is not None:
-            # The optimizer's slots are by place. Pieces come in the order of places.
-            store["places"] = order
+        # The optimizer's slots are by place. Pieces come in the order of places.
+        store["places"] = order
 
     def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         """Replace the rows of the table by those of a file."""
@@ -361,7 +378,7 @@ class DynamicEmbedding(keras.layers.Layer):
                 f"Received: {', '.join(names) or 'nothing'}. Load the file of a model with a "
                 "DynamicEmbedding here, or give the rows of another layer to `load_rows`."
             )
-        ids, rows = np.asarray(store["ids"]), np.asarray(store["rows"])
+        ids, rows = np.asarray(store["ids"]), store["rows"]
         if rows.shape != (len(ids), self.output_dim):
             raise InputError(
                 f"The rows of a file do not fit the layer {self.name!r}. Expected: shape "
@@ -369,9 +386,10 @@ class DynamicEmbedding(keras.layers.Layer):
                 "with the `output_dim` of the file."
             )
         if self._local is not None and "places" in names:
-            self._local.replace_rows(ids, rows, np.asarray(store["places"]))
+            self._local.replace_rows(ids, np.asarray(rows), np.asarray(store["places"]))
         else:
-            self._table.replace_rows(ids, rows)
+            # On ps, large rows are read from the file in pieces.
+            self._table.replace_rows(ids, rows if self._local is None else np.asarray(rows))
 
 
 @dataclass(frozen=True)

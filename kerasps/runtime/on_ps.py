@@ -6,7 +6,8 @@ All such functions follow these rules:
 - It is called separately from the executions in flight: when a worker is lost, TensorFlow cancels
   all calls with the same cancellation manager.
 - Its arguments are made on the coordinator. TensorFlow waits for a tensor of another task with
-  Python's lock held, after all calls that wait for workers.
+  Python's lock held, after all calls that wait for workers. So pass such a tensor only when no step
+  is in flight.
 - It returns a value, because TensorFlow does not wait for a remote call that returns nothing.
 - An error of the runtime may come from an object that this process deleted on an ended task. So a
   call is retried (`persist`).
@@ -102,8 +103,8 @@ class OnPS:
     def start(self, *arguments: object) -> list[tf.Tensor]:
         """Call it; return tensors on the ps, which may still be in progress."""
         with tf.device(COORDINATOR_CPU):
-            tensors = [
-                tf.constant(argument, spec.dtype)
+            tensors: list[Any] = [
+                argument if tf.is_tensor(argument) else tf.constant(argument, spec.dtype)
                 for argument, spec in zip(arguments, self._specs, strict=True)
             ]
         with tf.device(self._device):

@@ -17,10 +17,10 @@ from kerasps.saving.keras_files import (
     load_weights,
     restore_backup,
     save_model,
-    save_optimizer,
     save_weights,
     set_entry,
 )
+from kerasps.saving.optimizer_files import load_optimizer, save_optimizer
 
 __all__ = [
     "BackupStore",
@@ -28,6 +28,7 @@ __all__ = [
     "get_entry",
     "is_memory_sufficient",
     "load_model",
+    "load_optimizer",
     "load_weights",
     "make_saver",
     "restore_backup",

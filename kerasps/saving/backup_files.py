@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from kerasps.dynamic.row_files import RowsById
+
 FORMAT = 1
 _ARRAYS = "arrays.npz"
 _NAME = re.compile(r"backup-(\d{6,})(\.json)?(\.partial)?/?")
@@ -246,6 +248,8 @@ def _without_arrays(value: object, arrays: dict[str, np.ndarray]) -> Any:
         return {name: _without_arrays(item, arrays) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_without_arrays(item, arrays) for item in value]
+    if isinstance(value, RowsById):
+        return {name: _without_arrays(getattr(value, name), arrays) for name in ("ids", "rows")}
     if not isinstance(value, np.ndarray | np.generic):
         return value
     array = np.asarray(value)
@@ -265,7 +269,8 @@ def _with_arrays(value: object, arrays: dict[str, np.ndarray]) -> Any:
         dtype = tf.as_dtype(value["dtype"]).as_numpy_dtype
         content = arrays[value["array"]].tobytes()
         return np.frombuffer(content, dtype).reshape(value["shape"]).copy()
-    return {name: _with_arrays(item, arrays) for name, item in value.items()}
+    items = {name: _with_arrays(item, arrays) for name, item in value.items()}
+    return RowsById(**items) if set(items) == {"ids", "rows"} else items
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -4,6 +4,9 @@ In TensorFlow each ps writes its variables. The ps also write sharded variables,
 (`variables/rows/chunks.py`). Together the chunks are one logical tensor under the variable's key,
 so a reader sees no shards. Each ps writes one chunk at a time. If the ps do not see the directory,
 the coordinator writes the chunks.
+
+A table without a vocabulary has two keys, `…/IDS` and `…/ROWS`, and so has each of its slots: int64
+ids, ascending, and rows in their order. The ps write and read them in chunks too.
 """
 
 from __future__ import annotations
@@ -18,14 +21,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.dynamic.row_files import TableValue
 from kerasps.runtime.calls import persist
 from kerasps.runtime.connected import connected_strategy
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import lost_ps
 from kerasps.saving.damage import naming_damaged_checkpoint
+from kerasps.saving.stored_values import (
+    Stored,
+    ids_key_of,
+    stored_in_checkpoint,
+    stored_now,
+)
 from kerasps.variables import wait_for_steps
-from kerasps.variables.rows.chunks import CHUNK_BYTES, chunks_of, read_rows, row_bytes, write_rows
-from kerasps.variables.rows.sharding import ShardedStorage, WholeValue
+from kerasps.variables.rows.chunks import CHUNK_BYTES, row_bytes
+from kerasps.variables.rows.sharding import WholeValue
 
 # The most ps that work at the same time. Each costs the coordinator a waiting thread, and few
 # clusters have more ps.
@@ -34,33 +44,35 @@ _MOST_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk of a sharded variable."""
+    """A chunk of a value that the ps hold together."""
 
     key: str
-    storage: ShardedStorage
+    stored: Stored
     rows: range
     device: str
 
     @property
     def num_bytes(self) -> int:
-        return len(self.rows) * row_bytes(self.storage)
+        return len(self.rows) * row_bytes(self.stored)
 
     @property
     def spec(self) -> str:
-        """The shape of the whole variable and the slice of the chunk, as text of TensorFlow's."""
-        shape = self.storage.shape.as_list()
+        """The shape of the whole value and the slice of the chunk, as text of TensorFlow's."""
+        shape = self.stored.shape.as_list()
+        if not len(self.rows):
+            return ""  # a whole without rows, as TensorFlow has no slice without
         slices = [f"{self.rows.start},{len(self.rows)}", *("-" for _ in shape[1:])]
         return " ".join(map(str, shape)) + " " + ":".join(slices)
 
 
 class ShardedSaver:
-    """Writes and reads the sharded variables of one checkpoint.
+    """Writes and reads the sharded variables, and tables without a vocabulary, of one checkpoint.
 
     TensorFlow's saver writes the other variables, and calls this one as a registered saver.
     """
 
-    def __init__(self, storages: Mapping[str, ShardedStorage]) -> None:
-        self._storages = dict(storages)
+    def __init__(self, values: Mapping[str, WholeValue | TableValue]) -> None:
+        self._values = dict(values)
         self._prefix = ""
         self._io_device: str | None = None
 
@@ -68,7 +80,7 @@ class ShardedSaver:
     def devices(self) -> set[str]:
         """The devices of the shards."""
         return {
-            str(shard.device) for storage in self._storages.values() for shard in storage.shards
+            str(shard.device) for value in self._values.values() for shard in value.storage.shards
         }
 
     def prepare(self, prefix: str, io_device: str | None) -> None:
@@ -84,8 +96,10 @@ class ShardedSaver:
         del unused_prefix
         # An optimizer has many variables, so small chunks share a file, up to the size of a chunk.
         batches: dict[str, list[list[_Chunk]]] = {}
-        for key, storage in self._storages.items():
-            for chunk in self._chunks(key, storage, chunks_of(storage)):
+        with tf.init_scope():  # TensorFlow traces a function meanwhile
+            values = stored_now(self._values)
+        for key, stored in values.items():
+            for chunk in self._chunks(key, stored, stored.chunks()):
                 of_device = batches.setdefault(chunk.device, [[]])
                 if (
                     of_device[-1]
@@ -102,13 +116,13 @@ class ShardedSaver:
 
         def write(device: str) -> None:
             for prefix, batch in zip(prefixes[device], batches[device], strict=True):
-                values = [read_rows(chunk.storage, chunk.rows, device) for chunk in batch]
+                tensors = [chunk.stored.read(chunk.rows, device) for chunk in batch]
                 with tf.device(device):
                     tf.raw_ops.SaveV2(
                         prefix=prefix,
                         tensor_names=[chunk.key for chunk in batch],
                         shape_and_slices=[chunk.spec for chunk in batch],
-                        tensors=values,
+                        tensors=tensors,
                     )
 
         _at_once(write, batches)
@@ -125,29 +139,39 @@ class ShardedSaver:
         shapes, content = reader.get_variable_to_shape_map(), reader.debug_string()
         small: dict[str, list[_Chunk]] = {}
         large: list[_Chunk] = []
-        for key, storage in self._storages.items():
-            if shapes[key] != storage.shape.as_list():
+        restored = []
+        for key, value in self._values.items():
+            if isinstance(value, TableValue) and value.is_ids:
+                continue  # read with the rows
+            ids_key = ids_key_of(key, value)
+            ids = None if ids_key is None else reader.get_tensor(ids_key)
+            stored = stored_in_checkpoint(value, ids)
+            if shapes[key] != stored.shape.as_list():
                 raise ValueError(
                     "A checkpoint has a value of another shape than the variable "
-                    f"'{storage.name}'. Expected: {tuple(storage.shape)}. Received: "
+                    f"'{value.storage.name}'. Expected: {tuple(stored.shape)}. Received: "
                     f"{tuple(shapes[key])} for '{key}' in {self._prefix}. Restore it into a model "
                     "of the size that was saved."
                 )
+            restored.append(stored)
+            if not shapes[key][0]:
+                continue
             # TensorFlow always reads a stored slice as a whole. If it is at most twice as large as
             # a chunk, all ps may read at the same time.
-            stored = _stored_rows(content, key)
-            if stored * row_bytes(storage) <= 2 * CHUNK_BYTES:
-                for chunk in self._chunks(key, storage, chunks_of(storage)):
+            num_stored = _stored_rows(content, key)
+            if num_stored * row_bytes(stored) <= 2 * CHUNK_BYTES:
+                for chunk in self._chunks(key, stored, stored.chunks()):
                     small.setdefault(chunk.device, []).append(chunk)
             else:
                 num_rows = shapes[key][0]
                 ranges = [
-                    range(start, min(start + stored, num_rows))
-                    for start in range(0, num_rows, stored)
+                    range(start, min(start + num_stored, num_rows))
+                    for start in range(0, num_rows, num_stored)
                 ]
-                large += self._chunks(key, storage, ranges)
+                large += self._chunks(key, stored, ranges)
         _at_once(self._read, small.values())
         _at_once(self._read, [large])  # one after the other, to have only one in memory
+        _at_once(_finish, [restored])
 
     def _read(self, work: Iterable[_Chunk]) -> None:
         for chunk in work:
@@ -156,25 +180,23 @@ class ShardedSaver:
                     prefix=self._prefix,
                     tensor_names=[chunk.key],
                     shape_and_slices=[chunk.spec],
-                    dtypes=[chunk.storage.dtype],
+                    dtypes=[chunk.stored.dtype],
                 )
             # A slice that another program wrote may be larger than a chunk, so write it in steps.
-            step = max(1, CHUNK_BYTES // row_bytes(chunk.storage))
+            step = max(1, CHUNK_BYTES // row_bytes(chunk.stored))
             for start in range(chunk.rows.start, chunk.rows.stop, step):
                 rows = range(start, min(start + step, chunk.rows.stop))
                 with tf.device(chunk.device):
                     rows_value = value[start - chunk.rows.start : rows.stop - chunk.rows.start]
-                write_rows(chunk.storage, rows, rows_value, chunk.device)
+                chunk.stored.write(rows, rows_value, chunk.device)
 
-    def _chunks(self, key: str, storage: ShardedStorage, ranges: Sequence[range]) -> list[_Chunk]:
+    def _chunks(self, key: str, stored: Stored, ranges: Sequence[range]) -> list[_Chunk]:
         # With two shards, the first shard's ps handles the first half of the ranges, and so on. In
         # the `div` layout these are mostly its own rows.
-        shards = storage.shards
-        devices = [
-            str(shards[index * len(shards) // len(ranges)].device) for index in range(len(ranges))
-        ]
+        on = stored.devices
+        devices = [on[index * len(on) // len(ranges)] for index in range(len(ranges))]
         return [
-            _Chunk(key, storage, rows, self._io_device or device)
+            _Chunk(key, stored, rows, self._io_device or device)
             for rows, device in zip(ranges, devices, strict=True)
         ]
 
@@ -192,17 +214,19 @@ def make_saver(
     """
     # The same type as TensorFlow's argument: a dictionary of objects by identity.
     others = type(serialized_tensors)()
-    storages = {}
+    values = {}
     for trackable, tensors in serialized_tensors.items():
         mine = {
-            key: value.storage for key, value in tensors.items() if isinstance(value, WholeValue)
+            key: value
+            for key, value in tensors.items()
+            if isinstance(value, WholeValue | TableValue)
         }
-        storages.update(mine)
+        values.update(mine)
         if not mine:
             others[trackable] = tensors
     original(saver, others, *args, **kwargs)
-    if storages:
-        sharded = ShardedSaver(storages)
+    if values:
+        sharded = ShardedSaver(values)
         saver.kerasps_sharded = sharded
         saver._registered_savers["kerasps"] = sharded.save, sharded.restore
 
@@ -324,6 +348,11 @@ def _stored_rows(content: bytes, key: str) -> int:
         re.DOTALL,
     )
     return max(map(int, lines))
+
+
+def _finish(values: Iterable[Stored]) -> None:
+    for stored in values:  # one after the other, as a slot must not make rows of removed ids
+        stored.finish()
 
 
 def _at_once(function: Callable[[Any], None], arguments: Iterable[object]) -> None:

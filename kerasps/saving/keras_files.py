@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.dynamic.row_files import TableRows
 from kerasps.runtime.connected import check_not_closed, connected_host
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import check_ps_of, translated_errors
@@ -171,23 +172,30 @@ def is_large(value: object) -> TypeGuard[ParameterServerVariable]:
 
 
 def set_entry(original: Callable[..., None], store: Any, key: str, value: object) -> None:
-    """Write an entry of a weights file, a large variable in chunks.
+    """Write an entry of a weights file; a large variable, and a table's rows, in chunks.
 
     Replaces `H5IOStore.__setitem__`.
     """
-    if not is_large(value):
+    if isinstance(value, TableRows):
+        dtype, shape, pieces = value.dtype, value.shape, value.pieces()
+    elif is_large(value):
+        dtype, shape = value.storage.dtype.as_numpy_dtype, tuple(value.shape)
+        pieces = (
+            (rows, read_rows(value.storage, rows, COORDINATOR_CPU).numpy())
+            for rows in chunks_of(value.storage)
+        )
+    else:
         original(store, key, value)
         return
-    dtype = value.storage.dtype.as_numpy_dtype
     # Keras makes the group, and an entry with its attributes for this dtype.
     original(store, key, np.zeros([0], dtype))
     group = store._h5_entry_group
     attributes = dict(group[key].attrs)
     del group[key]
-    dataset = group.create_dataset(key, shape=tuple(value.shape), dtype=dtype)
+    dataset = group.create_dataset(key, shape=shape, dtype=dtype)
     dataset.attrs.update(attributes)
-    for rows in chunks_of(value.storage):
-        dataset[rows.start : rows.stop] = read_rows(value.storage, rows, COORDINATOR_CPU).numpy()
+    for rows, values in pieces:
+        dataset[rows.start : rows.stop] = values
 
 
 def get_entry(original: Callable[..., object], store: Any, key: str) -> Any:
@@ -217,20 +225,6 @@ def get_entry(original: Callable[..., object], store: Any, key: str) -> Any:
     return StoredRows(
         dataset, tf.as_dtype(dataset.attrs.get("dtype", dataset.dtype)).as_numpy_dtype
     )
-
-
-def save_optimizer(
-    original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: Any
-) -> None:
-    """Save an optimizer's variables without reading large ones whole.
-
-    Replaces `Optimizer.save_own_variables`.
-    """
-    if not any(map(is_large, optimizer.variables)):
-        original(optimizer, store)
-        return
-    for index, variable in enumerate(optimizer.variables):
-        store[str(index)] = variable
 
 
 def back_up(original: Callable[..., None], callback: keras.callbacks.BackupAndRestore) -> None:

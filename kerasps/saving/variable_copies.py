@@ -154,7 +154,7 @@ class VariableCopies:
                     write = self._write if writes_itself else self._write_here
                     persist(functools.partial(write, part, prefix))
 
-        _at_once(write_all, self._by_device)
+        on_each_device(write_all, self._by_device)
         return [piece for part in self._parts for piece in part.pieces(files[id(part)])]
 
     def _on_all(self, name: str, act: Callable[[_Held], object]) -> None:
@@ -311,7 +311,7 @@ def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) ->
                 persist(functools.partial(_assign_all, pieces, values, variables, reader))
 
     for assigns in (False, True):
-        _at_once(functools.partial(read_all, assigns=assigns), by_device)
+        on_each_device(functools.partial(read_all, assigns=assigns), by_device)
 
 
 def _reader(piece: Piece, variables: Mapping[str, ParameterServerVariable]) -> str:
@@ -382,7 +382,7 @@ def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, d
                 storage.scatter_update(slices)
 
 
-def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
+def on_each_device(function: Callable[[str], None], devices: Collection[str]) -> None:
     """Call a function for each device, each in a separate thread and executor."""
 
     def call(device: str) -> None:
@@ -393,6 +393,6 @@ def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
         list(pool.map(call, devices))
 
 
-def to_record(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+def to_record(pieces: Iterable[Any]) -> list[dict[str, Any]]:
     """Return the pieces in the form of a manifest."""
     return [asdict(piece) for piece in pieces]

@@ -124,6 +124,18 @@ def test_steps_of_all_are_counted_and_the_chief_sees_their_metrics(workers):
     assert not (group.here / "log-1.csv").exists()
 
 
+def test_rows_of_a_table_without_a_vocabulary_are_those_of_all(workers):
+    group = workers(2, num_ps=2)
+    processes = [group.start("new_ids", index=index) for index in (1, 0)]
+    for process in processes:
+        code, out = group.end_of(process)
+        assert code == 0, out[-4000:]
+    report = group.told("report")
+    # Each worker reads the first of its share: 60 batches of 8, of 320 examples, again and again.
+    assert report["num_rows"] == len(set(range(EXAMPLES)) | {n % 7 - 5 for n in range(EXAMPLES)})
+    assert report["updates"] == 2 * EPOCHS * STEPS * BATCH_SIZE * 2 * 4
+
+
 def test_a_worker_that_dies_disturbs_nobody_and_may_come_back(workers):
     group = workers(2, num_ps=2)
     chief, other = (group.start("lasting", index=index) for index in (0, 1))

@@ -175,6 +175,46 @@ def counts():
         check_predict(numbering, name)
 
 
+def new_ids():
+    """Rows and updates of a table without a vocabulary are those of all workers."""
+    strategy = kerasps.WorkerDrivenStrategy()
+    index = strategy.worker_index
+    with strategy.scope():
+        table = kerasps.layers.DynamicEmbedding(4, "zeros")
+        inputs = keras.Input((2,), dtype="int64")
+        model = keras.Model(inputs, keras.layers.Flatten()(table(inputs)))
+        model.compile(
+            keras.optimizers.SGD(1.0),
+            unit_gradients.Outputs(reduction="sum"),
+            steps_per_execution=2,
+        )
+
+    def shares(context):
+        # Some ids come to both workers.
+        numbers = IDS[context.input_pipeline_id :: context.num_input_pipelines].astype("int64")
+        ids = np.stack([numbers, numbers % 7 - 5], 1)
+        targets = np.zeros((len(ids), 8), "float32")
+        return tf.data.Dataset.from_tensor_slices((ids, targets)).batch(BATCH_SIZE).repeat()
+
+    class WaitForOthers(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            tell(f"fit-{index}")
+            if strategy.is_chief:
+                for worker in range(1, strategy.num_workers):
+                    wait_for_file(f"fit-{worker}")
+
+    model.fit(
+        kerasps.DatasetCreator(shares),
+        epochs=EPOCHS,
+        steps_per_epoch=STEPS,
+        verbose=0,
+        callbacks=[WaitForOthers()],
+    )
+    if strategy.is_chief:
+        rows = np.concatenate([rows for _, rows in table.items()])
+        tell("report", num_rows=table.num_rows, updates=float(-rows.sum()))
+
+
 def lasting():
     """Trains until it is told to stop; says at each epoch how far all are.
 
@@ -247,4 +287,4 @@ def estimator():
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (equal, counts, lasting, alone, estimator)}[sys.argv[1]]()
+    {f.__name__: f for f in (equal, counts, new_ids, lasting, alone, estimator)}[sys.argv[1]]()

@@ -255,10 +255,8 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
             if update.updates_rows(shard):
                 touched = _Rows(update.update.optimizer, [run], places)
             else:
-                if run.is_keyed:
-                    raise AssertionError("a table without a vocabulary is updated by rows")
-                begin = run.store.begin
-                shard_places = places[run] - begin if begin else places[run]
+                begin, of_run = run.store.begin, run.places(places[run])
+                shard_places = of_run - begin if begin else of_run
                 gradient = tf.math.unsorted_segment_sum(
                     gradient, shard_places, shard.storage.shape[0]
                 )

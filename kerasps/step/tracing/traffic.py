@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
 
@@ -114,14 +114,20 @@ class TableTraffic:
         name: the path of the table.
         row_bytes: the bytes of a row.
         is_written: whether steps write it too.
-        num_rows: the number of its rows.
+        num_rows: the number of its rows; of a table without a vocabulary, a function that returns
+            the last number that is known.
     """
 
     ps: int
     name: str
     row_bytes: int
     is_written: bool
-    num_rows: int = 0
+    num_rows: int | Callable[[], int] = 0
+
+    @property
+    def known_rows(self) -> int:
+        """The number of its rows that is known now."""
+        return self.num_rows if isinstance(self.num_rows, int) else self.num_rows()
 
 
 @dataclass(frozen=True)
@@ -274,7 +280,7 @@ class TrafficMeter:
         """Return the number of rows of each table that the last training read."""
         rows: dict[str, int] = {}
         for table in self._counted.traffic.tables:
-            rows[table.name] = rows.get(table.name, 0) + table.num_rows
+            rows[table.name] = rows.get(table.name, 0) + table.known_rows
         return rows
 
 

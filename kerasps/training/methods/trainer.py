@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from kerasps import _compat
+from kerasps.dynamic import count_rows
 from kerasps.errors import InputError
 from kerasps.inputs import DatasetCreator, Input, as_input, no_batches, whole_number
 from kerasps.runtime.errors import translated_errors
@@ -142,6 +143,7 @@ def _run_epochs(
         if warns and epoch > first_epoch:
             warn_of_missing_data()
         logs = plain_logs(totals.logs())
+        count_rows(model.weights)
         if validation is not None:
             with backups.in_validation(loop):
                 logs.update(validation.logs(epoch, callbacks, backups.stop_if_preempted))

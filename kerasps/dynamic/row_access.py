@@ -1,0 +1,381 @@
+"""Reads and writes rows of tables without a vocabulary by their ids, in pieces, from this process.
+
+A piece has up to 16 MiB; this process holds the ids that it is given and a few pieces, and never
+the table.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.dynamic.key_part import PIECE, AskedKeys, KeyPart, SlotTerms, TableTerms
+from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
+from kerasps.dynamic.keys import part_of
+from kerasps.errors import InputError
+from kerasps.runtime.calls import persist
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.fetching import fetch
+from kerasps.runtime.on_ps import OnPS
+from kerasps.variables.rows.chunks import CHUNK_BYTES
+
+
+def pieces_of(num_rows: int, row_bytes: int) -> list[range]:
+    """Divide rows into pieces of at most `CHUNK_BYTES`; all but the last have the same size."""
+    step = max(1, CHUNK_BYTES // max(1, row_bytes))
+    return [range(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
+
+
+class TableAccess:
+    """Finds, makes and removes the rows of a table by their ids. Call outside of steps.
+
+    Its functions are traced once for the table and its slots. Thread: any.
+    """
+
+    def __init__(self, storage: KeyedStorage) -> None:
+        # Not the storage or the table, which keep this object alive.
+        self._shards: tuple[KeyPart, ...] = tuple(rows.part for rows in storage.shards)
+        self._mutex = storage.shards[0].pool.mutex
+        self._number = storage.table.number
+        self._makers: tuple[TableTerms, list[OnPS]] | None = None
+
+    def sorted_ids(self) -> np.ndarray:
+        """Return the ids of the table, ascending."""
+        found = [np.zeros(0, np.int64)]
+        for top, read in self._id_readers:
+            num_places = int(top.call()[0])
+            found += [read.call(first, PIECE)[0] for first in range(1, num_places, PIECE)]
+        return np.sort(np.concatenate(found))
+
+    def make(self, terms: TableTerms, located: Located) -> list[np.ndarray]:
+        """Return the places of rows in each part; make those that are missing.
+
+        The place of a row that a part has no room for is 0.
+        """
+        # A file may have rows that are spread less evenly than `max_rows` is.
+        terms = replace(terms, max_rows=None)
+        if self._makers is None or self._makers[0] != terms:
+            self._makers = terms, [self._maker(part, terms) for part in self._shards]
+        makers = self._makers[1]
+        # A second call makes nothing.
+        return persist(
+            lambda: fetch(
+                [
+                    makers[part].start(keys)[0]
+                    for part, keys in zip(located.parts, located.keys, strict=True)
+                ]
+            )
+        )
+
+    def remove(self, located: Located) -> None:
+        """Remove rows."""
+        for part, keys in zip(located.parts, located.keys, strict=True):
+            self._removers[part].call(keys)
+
+    @functools.cached_property
+    def _id_readers(self) -> list[tuple[OnPS, OnPS]]:
+        spec, number = tf.TensorSpec([], tf.int64), self._number
+
+        def reader(part: KeyPart) -> OnPS:
+            def read(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+                return part.piece(number, first, count)[1]
+
+            return OnPS(part.device, read, spec, spec)
+
+        return [(OnPS(part.device, part.top), reader(part)) for part in self._shards]
+
+    @functools.cached_property
+    def _removers(self) -> list[OnPS]:
+        spec, number = tf.TensorSpec([None], tf.int64), self._number
+
+        def remover(part: KeyPart) -> OnPS:
+            def remove(keys: tf.Tensor) -> tf.Tensor:
+                return part.remove_keys(number, keys)
+
+            return OnPS(part.device, remove, spec, mutex=self._mutex(part.device))
+
+        return [remover(part) for part in self._shards]
+
+    def _maker(self, part: KeyPart, terms: TableTerms) -> OnPS:
+        def make(keys: tf.Tensor) -> tf.Tensor:
+            return part.made([terms], AskedKeys(keys))
+
+        spec = tf.TensorSpec([None], tf.int64)
+        return OnPS(part.device, make, spec, mutex=self._mutex(part.device))
+
+
+@dataclass(frozen=True)
+class Located:
+    """The parts that have some ids.
+
+    Attributes:
+        parts: the numbers of these parts.
+        places: for each, the places of its ids among those given.
+        keys: for each, the keys of its ids.
+    """
+
+    parts: list[int]
+    places: list[np.ndarray]
+    keys: list[np.ndarray]
+
+
+class RowAccess:
+    """Reads and writes rows of a table, or of a slot, by their ids. Call outside of steps.
+
+    Writes do nothing in a process whose values are not written (see `NamedVariable.takes_values`).
+    Thread: any. Several may read, or write different ids, at the same time.
+    """
+
+    def __init__(self, storage: KeyedStorage) -> None:
+        # Not the storage itself, which keeps this object alive.
+        self._shards: tuple[KeyedRows, ...] = storage.shards
+        self._record, self._slot = storage.table, storage.terms
+        if self._record.access is None:
+            self._record.access = TableAccess(storage)
+        self._table: TableAccess = self._record.access
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of the rows."""
+        return self._shards[0].dtype
+
+    @property
+    def width(self) -> int:
+        """The number of elements of a row."""
+        return int(self._shards[0].shape[1])
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row."""
+        return self.width * int(self.dtype.size)
+
+    def sorted_ids(self) -> np.ndarray:
+        """Return the ids of the table, ascending."""
+        return self._table.sorted_ids()
+
+    def items(self, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Iterate over pieces of the ids that there are, and their rows, in no order."""
+        batch = min(PIECE, batch)
+        for rows in self._shards:
+            read = _reader(rows)
+            (top,) = OnPS(rows.device, rows.part.top).call()
+            for first in range(1, int(top), batch):
+                ids, values = read.call(first, batch)
+                if len(ids):
+                    yield ids, values
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """Return the rows of ids, `[len(ids), width]`; an id without a row has its first one."""
+        found = np.empty([len(ids), self.width], self.dtype.as_numpy_dtype)
+        for piece in pieces_of(len(ids), self.row_bytes):
+            here = found[piece.start : piece.stop]
+            located = self._locate(ids[piece.start : piece.stop])
+
+            def read(located: Located = located) -> list[np.ndarray]:
+                return fetch(self._start_reading(located))
+
+            for places, values in zip(located.places, persist(read), strict=True):
+                here[places] = values
+        return found
+
+    def read_on(self, ids: np.ndarray, device: str) -> tf.Tensor:
+        """Return the rows of a piece of ids as a tensor on a device; the ps send them there."""
+        located = self._locate(ids)
+        values = self._start_reading(located)
+        with tf.device(device):
+            if not values:
+                return tf.zeros([0, self.width], self.dtype)
+            places = [tf.constant(places, tf.int32) for places in located.places]
+            return tf.dynamic_stitch(places, values)
+
+    def write(self, ids: np.ndarray, rows: Any) -> None:
+        """Set the rows of different ids; make those that are missing.
+
+        Args:
+            rows: an array, or an object that is sliced like one.
+
+        Raises:
+            InputError: a ps has no room for them.
+        """
+        for piece in pieces_of(len(ids), self.row_bytes):
+            located = self._locate(ids[piece.start : piece.stop])
+            values = np.asarray(rows[piece.start : piece.stop])
+            self._write(located, [values[places] for places in located.places])
+
+    def write_from(self, ids: np.ndarray, rows: tf.Tensor, device: str) -> None:
+        """Set the rows of a piece of ids to those of a tensor on a device."""
+        located = self._locate(ids)
+        with tf.device(device):
+            parts = [tf.gather(rows, tf.constant(places)) for places in located.places]
+        self._write(located, parts)
+
+    def write_within_limit(self, ids: np.ndarray, rows: Any) -> None:
+        """Do the same as `write`, within `max_rows`.
+
+        Raises:
+            InputError: the table would have more rows than `max_rows`. Nothing is changed.
+        """
+        _check_different(ids)
+        if self._record.max_rows is not None:
+            self._check_room(len(np.union1d(self.sorted_ids(), ids)))
+        self.write(ids, rows)
+
+    def replace(self, ids: np.ndarray, rows: Any) -> None:
+        """Set the rows of different ids, and remove all others. See `finish`.
+
+        Raises:
+            InputError: these are more rows than `max_rows`. Nothing is changed.
+        """
+        self.check(ids, tuple(rows.shape))
+        self.write(ids, rows)
+        self.finish(ids)
+
+    def check(self, ids: np.ndarray, shape: Sequence[int]) -> None:
+        """Raise `InputError` if these ids, with rows of `shape`, cannot be all of the table."""
+        if tuple(shape) != (len(ids), self.width):
+            raise InputError(
+                f"The new rows of the table '{self._record.name}' have another shape. Expected: "
+                f"{(len(ids), self.width)}. Received: {tuple(shape)}. Load the rows of a table of "
+                "this width."
+            )
+        _check_different(ids)
+        self._check_room(len(ids))
+
+    def finish(self, ids: np.ndarray) -> None:
+        """Remove the rows of all other ids from the table; in a slot, let them begin anew.
+
+        Call when the rows of `ids` are written. Rows of these ids keep their slots, so tables and
+        slots may be loaded in any order.
+        """
+        if not self._takes_values:
+            return
+        others = np.setdiff1d(self.sorted_ids(), ids, assume_unique=True)
+        if self._slot is not None:
+            begins_as = np.full([1, self.width], self._slot.begins_as, self.dtype.as_numpy_dtype)
+            for piece in pieces_of(len(others), self.row_bytes):
+                self.write(others[piece.start : piece.stop], np.repeat(begins_as, len(piece), 0))
+            return
+        for start in range(0, len(others), PIECE):
+            self._table.remove(self._locate(others[start : start + PIECE]))
+
+    def _check_room(self, num_rows: int) -> None:
+        most = self._record.max_rows
+        if most is not None and num_rows > most:
+            raise InputError(
+                f"The table '{self._record.name}' has no room for all rows. Expected: at most "
+                f"max_rows={most:,} rows. Received: {num_rows:,}. Make the layer with "
+                f"max_rows={num_rows} or more."
+            )
+
+    @property
+    def _takes_values(self) -> bool:
+        return bool(self._shards[0].store.holder.takes_values)
+
+    def _locate(self, ids: np.ndarray) -> Located:
+        with tf.device(COORDINATOR_CPU):
+            keys = self._record.keys(tf.constant(ids, tf.int64))
+            keys, part = fetch([keys, part_of(keys, len(self._shards))])
+        places = [np.flatnonzero(part == number) for number in range(len(self._shards))]
+        parts = [number for number, here in enumerate(places) if len(here)]
+        return Located(parts, [places[part] for part in parts], [keys[places[p]] for p in parts])
+
+    def _start_reading(self, located: Located) -> list[tf.Tensor]:
+        return [
+            self._finders[part].start(keys)[0]
+            for part, keys in zip(located.parts, located.keys, strict=True)
+        ]
+
+    def _write(self, located: Located, values: Sequence[Any]) -> None:
+        if not self._takes_values:
+            return
+        places = self._table.make(self._record.terms, located)
+        for part, here in zip(located.parts, places, strict=True):
+            num_missing = int(np.sum(here == 0))
+            if num_missing:
+                shard = self._shards[part]
+                raise InputError(
+                    f"A ps has no room for all rows of the table '{self._record.name}'. Expected: "
+                    f"room on {shard.device}, where this and other tables of its width have up to "
+                    f"{shard.part.capacity:,} rows. Received: {num_missing:,} rows more. Use more "
+                    "ps, or ps with more memory."
+                )
+
+        def write() -> list[np.ndarray]:
+            return fetch(
+                [
+                    self._writers[part].start(here, rows)[0]
+                    for part, here, rows in zip(located.parts, places, values, strict=True)
+                ]
+            )
+
+        persist(write)  # rows that are written twice are the same
+
+    @functools.cached_property
+    def _finders(self) -> list[OnPS]:
+        return [_finder(rows, self._slot) for rows in self._shards]
+
+    @functools.cached_property
+    def _writers(self) -> list[OnPS]:
+        return [_writer(rows) for rows in self._shards]
+
+
+def access_to(storage: KeyedStorage) -> RowAccess:
+    """Return the access to a storage, which keeps the functions that were traced for it."""
+    access: RowAccess | None = storage.access
+    if access is None:
+        access = storage.access = RowAccess(storage)
+    return access
+
+
+def _check_different(ids: np.ndarray) -> None:
+    if (ids[1:] > ids[:-1]).all():
+        return
+    num_different = len(np.unique(ids))
+    if num_different < len(ids):
+        raise InputError(
+            "An id has more than one row. Expected: each id once. Received: "
+            f"{len(ids):,} ids, {num_different:,} of them different. Leave out the repeated ids."
+        )
+
+
+def _reader(rows: KeyedRows) -> OnPS:
+    """Return a function from a range of places to the ids and rows of a table there."""
+
+    def read(first: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
+        places, ids = rows.part.piece(rows.table.number, first, count)
+        return [ids, rows.store.gather(places)]
+
+    spec = tf.TensorSpec([], tf.int64)
+    return OnPS(rows.device, read, spec, spec)
+
+
+def _finder(rows: KeyedRows, slot: SlotTerms | None) -> OnPS:
+    """Return a function from keys to their rows."""
+
+    def find(keys: tf.Tensor) -> tf.Tensor:
+        if slot is not None:
+            return rows.part.look_up_slot(rows.table.number, slot, keys)
+        return rows.look_up([rows], AskedKeys(keys))
+
+    return OnPS(rows.device, find, tf.TensorSpec([None], tf.int64))
+
+
+def _writer(rows: KeyedRows) -> OnPS:
+    """Return a function that writes rows at their places."""
+
+    def write(places: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        rows.store.scatter(places, values)
+        return tf.size(places)
+
+    return OnPS(
+        rows.device,
+        write,
+        tf.TensorSpec([None], tf.int64),
+        tf.TensorSpec([None, *rows.shape[1:]], rows.dtype),
+        mutex=rows.pool.mutex(rows.device),
+    )

@@ -1,0 +1,137 @@
+"""Loads tables without a vocabulary that a process with another number of ps saved, trains on, and
+saves them; run by test_dynamic_across_clusters.py.
+
+    dynamic_across_clusters.py NUM_PS DIRECTORY [DIRECTORY OF ANOTHER PROCESS]
+
+Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import tensorflow as tf
+from scenario import local_strategy, print_report
+
+from kerasps.dynamic import row_access
+from support.any_ids import differences, make_data, make_model, state_of, train
+
+# Tables of some rows then have several pieces.
+row_access.CHUNK_BYTES = 512
+
+NUM_PS, DIRECTORY = int(sys.argv[1]), Path(sys.argv[2])
+EARLIER = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+FORMS = ["a.weights.h5", "a.keras", "checkpoint"]
+
+
+def checkpoint_of(model):
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+
+def save(model, directory):
+    directory.mkdir(exist_ok=True)
+    model.save_weights(directory / "a.weights.h5")
+    model.save(directory / "a.keras")
+    checkpoint_of(model).write(directory / "checkpoint")
+
+
+def load(model, directory, form):
+    if form == "checkpoint":
+        checkpoint_of(model).read(directory / form).assert_consumed()
+    else:
+        model.load_weights(directory / form)
+
+
+def content_of(directory):
+    """Returns all arrays in the files of a directory, by the file and the place in it."""
+    found = {}
+    with h5py.File(directory / "a.weights.h5") as file:
+        file.visititems(
+            lambda name, entry: (
+                found.update({f"h5/{name}": entry[()]}) if isinstance(entry, h5py.Dataset) else None
+            )
+        )
+    reader = tf.train.load_checkpoint(directory / "checkpoint")
+    for name, _ in tf.train.list_variables(directory / "checkpoint"):
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH":
+            found[f"checkpoint/{name}"] = reader.get_tensor(name)
+    return found
+
+
+class Stop(Exception):
+    """Ends a training."""
+
+
+class StopAfter(keras.callbacks.Callback):
+    def __init__(self, num_batches):
+        super().__init__()
+        self.left = num_batches
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise Stop
+
+
+def fit(model, directory, *callbacks):
+    backups = keras.callbacks.BackupAndRestore(
+        directory / "backups", save_freq=2, delete_checkpoint=False
+    )
+    inputs, targets = make_data(3)
+    model.fit(
+        inputs,
+        targets,
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[backups, *callbacks],
+    )
+
+
+def nearly(state, expected):
+    """Returns the places at which values differ by more than rounding."""
+    return [
+        key for key in expected if not np.allclose(state[key], expected[key], rtol=1e-5, atol=1e-7)
+    ]
+
+
+with local_strategy(num_workers=1, num_ps=NUM_PS) as (_, strategy):
+    report = {"different": [], "trained_apart": [], "content": [], "resumed_apart": []}
+    with strategy.scope():
+        model = make_model(names=("users", "items"))
+    if EARLIER is None:
+        train(model, 1)
+    else:
+        expected = dict(np.load(EARLIER / "expected.npz"))
+        for form in FORMS:
+            train(model, 2)
+            load(model, EARLIER, form)
+            report["different"] += [f"{form}: {k}" for k in differences(state_of(model), expected)]
+        save(model, DIRECTORY / "again")
+        first, again = content_of(EARLIER), content_of(DIRECTORY / "again")
+        report["content"] = sorted(first.keys() ^ again.keys()) + [
+            key for key in first if not np.array_equal(first[key], again[key])
+        ]
+        train(model, 2)
+        report["trained_apart"] = nearly(state_of(model), dict(np.load(EARLIER / "trained.npz")))
+        fit(model, EARLIER)
+        report["resumed_apart"] = nearly(state_of(model), dict(np.load(EARLIER / "through.npz")))
+    save(model, DIRECTORY)
+    np.savez(DIRECTORY / "expected.npz", **state_of(model))
+    train(model, 2)
+    np.savez(DIRECTORY / "trained.npz", **state_of(model))
+    load(model, DIRECTORY, "checkpoint")
+    fit(model, DIRECTORY / "other")
+    np.savez(DIRECTORY / "through.npz", **state_of(model))
+    load(model, DIRECTORY, "checkpoint")
+    with contextlib.suppress(Stop):
+        fit(model, DIRECTORY, StopAfter(4))  # of six executions
+        raise AssertionError("the training did not stop")
+    report["num_rows"] = [layer.num_rows for layer in model.layers if hasattr(layer, "num_rows")]
+    print_report(report)

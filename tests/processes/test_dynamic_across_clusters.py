@@ -1,0 +1,51 @@
+"""Files of tables without a vocabulary are the same for any number of ps: 3 save, 1 loads, trains
+and saves, 2 load.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.process_checks import run_and_report
+
+SCRIPT = Path(__file__).with_name("dynamic_across_clusters.py")
+NUMBERS = [3, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def reports(once, tmp_path_factory):
+    def run():
+        directories = [tmp_path_factory.mktemp(f"with-{number}-ps") for number in NUMBERS]
+        before = [[], *([directory] for directory in directories)]
+        return [
+            run_and_report(SCRIPT, number, directory, *earlier)
+            for number, directory, earlier in zip(NUMBERS, directories, before, strict=False)
+        ]
+
+    return once("dynamic-across-clusters", run)
+
+
+@pytest.mark.parametrize("index", [1, 2])
+def test_every_format_is_loaded_bit_for_bit(reports, index):
+    assert reports[index]["different"] == []
+
+
+@pytest.mark.parametrize("index", [1, 2])
+def test_what_is_saved_again_is_equal_byte_for_byte(reports, index):
+    assert reports[index]["content"] == []
+
+
+@pytest.mark.parametrize("index", [1, 2])
+def test_training_goes_on_alike(reports, index):
+    assert reports[index]["trained_apart"] == []
+
+
+@pytest.mark.parametrize("index", [1, 2])
+def test_a_backup_is_resumed_with_another_number_of_ps(reports, index):
+    assert reports[index]["resumed_apart"] == []
+
+
+def test_the_tables_have_rows(reports):
+    assert all(min(report["num_rows"]) > 0 for report in reports)

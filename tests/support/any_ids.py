@@ -1,0 +1,61 @@
+"""A model with tables without a vocabulary, its data, and all of its state."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+from kerasps.layers import DynamicEmbedding
+
+
+def make_model(optimizer="adam", names=("users", "items", "words")):
+    """Returns a compiled model with tables. Those of users and of items share their storage."""
+    first, second = keras.Input((3,), dtype="int64"), keras.Input((2,), dtype="int64")
+    uniform = keras.initializers.RandomUniform(-1, 1)
+    tables = {
+        "users": (first, {"output_dim": 4, "embeddings_initializer": uniform, "seed": 1}),
+        "items": (second, {"output_dim": 4, "embeddings_initializer": uniform, "seed": 2}),
+        "words": (second, {"output_dim": 6, "embeddings_initializer": "ones"}),
+    }
+    flat = []
+    for name in names:
+        ids, arguments = tables[name]
+        flat.append(keras.layers.Flatten()(DynamicEmbedding(name=name, **arguments)(ids)))
+    joined = keras.layers.Concatenate()(flat) if len(flat) > 1 else flat[0]
+    output = keras.layers.Dense(1, kernel_initializer="ones")(joined)
+    model = keras.Model([first, second], output)
+    model.compile(optimizer, "mse", steps_per_execution=2)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def make_data(seed, num_examples=48):
+    """Returns inputs and targets. Ids are of any size, and half of them differ between seeds."""
+    chance = np.random.default_rng(seed)
+    always, now = np.random.default_rng(99), np.random.default_rng(100 + seed)
+    ids = np.concatenate([source.integers(-(2**62), 2**62, 20) for source in (always, now)])
+    inputs = [ids[chance.integers(0, 40, (num_examples, n))] for n in (3, 2)]
+    return inputs, chance.normal(size=(num_examples, 1)).astype("float32")
+
+
+def train(model, seed, **kwargs):
+    """Trains on the data of a seed, in their order."""
+    inputs, targets = make_data(seed)
+    return model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0, **kwargs)
+
+
+def state_of(model):
+    """Returns the values of all variables of a model and of its optimizer, by their places."""
+    state = {}
+    for index, variable in enumerate([*model.weights, *model.optimizer.variables]):
+        value = variable.numpy()
+        if hasattr(value, "ids"):
+            state[f"{index}/ids"], value = value.ids, value.rows
+        state[f"{index}"] = np.asarray(value)
+    return state
+
+
+def differences(state, expected):
+    """Returns the places at which two states differ in a bit."""
+    assert state.keys() == expected.keys()
+    return [key for key, value in state.items() if not np.array_equal(value, expected[key])]
