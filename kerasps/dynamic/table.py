@@ -202,7 +202,9 @@ class KeyedVariable(ParameterServerVariable):
 
     def assign(self, value: object) -> Any:
         """Replace all rows by those of a `RowsById`; `set_weights` calls this."""
-        if not isinstance(value, RowsById) or current_phase() is not None:
+        if current_phase() is not None:
+            return super().assign(value)
+        if not isinstance(value, RowsById):
             return self._value.assign(value)
         self.replace_rows(value.ids, value.rows)
         return value

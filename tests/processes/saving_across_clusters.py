@@ -28,7 +28,7 @@ import tensorflow as tf
 from scenario import print_report
 
 import kerasps
-from kerasps.saving import checkpoints, keras_files
+from kerasps.saving import checkpoints, keras_files, stored_values
 from kerasps.variables.placing import creation
 from kerasps.variables.rows import chunks
 
@@ -196,7 +196,7 @@ def be_killed_while_saving(model, directory, report):
     halfway = Halfway(
         len(KILLED) + num_ps
     )  # each ps writes its part of a checkpoint, and the backup is one more
-    for module in (keras_files, checkpoints):
+    for module in (keras_files, stored_values):
         module.read_rows = halfway.stops(module.read_rows)
     save_weights = model.save_weights
 

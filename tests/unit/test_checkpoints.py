@@ -9,7 +9,7 @@ import tensorflow as tf
 from kerasps.saving import checkpoints
 from kerasps.saving.checkpoints import ShardedSaver
 from kerasps.variables.rows import chunks as pieces
-from kerasps.variables.rows.sharding import LAYOUTS, ShardedStorage
+from kerasps.variables.rows.sharding import LAYOUTS, ShardedStorage, WholeValue
 
 VALUE = np.random.default_rng(0).normal(size=(301, 4)).astype("float32")
 # Made to look like what is searched for.
@@ -28,8 +28,12 @@ def storage_of(value, num_shards, layout):
     return ShardedStorage(shards, sharding, "table")
 
 
+def saver_of(storages):
+    return ShardedSaver({key: WholeValue(storage) for key, storage in storages.items()})
+
+
 def write(prefix, storages):
-    saver = ShardedSaver(storages)
+    saver = saver_of(storages)
     saver.prepare(prefix, None)
     tf.raw_ops.MergeV2Checkpoints(
         checkpoint_prefixes=tf.stack(saver.save(None)), destination_prefix=prefix
@@ -37,7 +41,7 @@ def write(prefix, storages):
 
 
 def read(prefix, storages):
-    saver = ShardedSaver(storages)
+    saver = saver_of(storages)
     saver.prepare(prefix, None)
     saver.restore(None)
 
