@@ -95,6 +95,14 @@ PROMISES = (
     ),
     Promise(
         README,
+        "`kerasps.layers.DynamicEmbedding` is an embedding of any integers or strings",
+        (
+            f"{ONE_WORKER}test_dynamic.py::test_a_table_equals_a_fixed_one[Adagrad]",
+            f"{ONE_WORKER}test_dynamic.py::test_only_training_makes_rows",
+        ),
+    ),
+    Promise(
+        README,
         "a partitioner spreads a table over several ps",
         (f"{TWO_WORKERS}test_fit.py::test_placement_is_balanced_and_prints",),
     ),

@@ -41,7 +41,7 @@ def reserve_bytes(device: str) -> int:
 
 def _read(device: str, path: str) -> str:
     with contextlib.suppress(tf.errors.OpError), tf.init_scope(), tf.device(device):
-        return str(fetch([tf.io.read_file(path)])[0].decode())
+        return str(bytes(fetch([tf.io.read_file(path)])[0]).decode())
     return ""
 
 

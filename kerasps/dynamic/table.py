@@ -68,7 +68,7 @@ class KeyedVariable(ParameterServerVariable):
 
     @property
     def num_refused(self) -> int:
-        """How often a step had no room for a new row, over all ps."""
+        """The number of times that a step had no room for a new row, over all ps."""
         return int(self._counts()[:, 1].sum())
 
     def _counts(self) -> Any:
@@ -83,7 +83,7 @@ class KeyedVariable(ParameterServerVariable):
             for rows in self._value.shards
         ]
 
-    def take(self, ids: object, *, from_end: bool = False) -> tf.Tensor:
+    def take(self, ids: tf.Tensor, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows of ids; a step makes those that it updates.
 
         Args:

@@ -298,7 +298,7 @@ class DynamicEmbedding(keras.layers.Layer):
         return np.asarray(self._table.find_rows(_vector_of_ids(ids)))
 
     def items(self, batch: int = 65536) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Iterate over all rows, in pieces `(ids, rows)` of up to `batch`, in no order.
+        """Return an iterator over all rows: pieces `(ids, rows)` of up to `batch`, in no order.
 
         The ids of strings are their int64 fingerprints. Their text is not stored.
         """

@@ -119,6 +119,16 @@ def test_wide_and_deep_beats_the_mean_rating() -> None:
 
 
 @pytest.mark.matrix
+def test_users_and_movies_get_rows_when_they_come() -> None:
+    output = python("new_ids.py", "--epochs", "2")
+    older, newer = re.findall(
+        r"^after the .* half: (\d+) users, ([\d,]+) movies", output, re.MULTILINE
+    )
+    assert int(older[0]) < int(newer[0]) == 671
+    assert figure(RMSE, output) < 0.95
+
+
+@pytest.mark.matrix
 def test_dlrm_beats_a_constant_guess() -> None:
     # 100,000 rows: enough that the largest of the 26 tables are split. One step per execution
     # traces in the least time.

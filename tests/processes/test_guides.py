@@ -82,6 +82,14 @@ def test_large_tables_are_spread_read_by_rows_and_saved_whole(tmp_path):
 
 
 @pytest.mark.matrix
+def test_users_whom_nobody_knew_get_rows(tmp_path):
+    options = ("--num-workers=2", "--num-ps=2")
+    with running(tmp_path, "tables_without_a_vocabulary", "launch", *options) as process:
+        out, _ = output_of(process)
+    assert re.findall(r"^(\d+) users$", out, re.MULTILINE) == ["100", "200"]
+
+
+@pytest.mark.matrix
 def test_a_worker_that_is_told_to_go_costs_no_update(tmp_path):
     options = ("--num-workers=2", "--num-ps=1")
     with running(tmp_path, "for_preemptible_workers", "launch", *options) as process:

@@ -77,9 +77,10 @@ def errors_of_page(page: str) -> list[str]:
 
 
 def public_classes() -> dict[str, type]:
-    """What the package offers, but for its version; its metrics too."""
+    """What the package offers, but for its version; its layers and metrics too."""
     offered = {name: getattr(kerasps, name) for name in kerasps.__all__}
-    offered |= {name: getattr(kerasps.metrics, name) for name in kerasps.metrics.__all__}
+    for module in (kerasps.layers, kerasps.metrics):
+        offered |= {name: getattr(module, name) for name in module.__all__}
     return {name: value for name, value in offered.items() if inspect.isclass(value)}
 
 

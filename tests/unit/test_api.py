@@ -207,11 +207,13 @@ def test_a_public_name_is_named_after_the_package(name):
     )
 
 
-def test_the_metrics_are_in_a_module_of_the_package():
-    assert kerasps.metrics is sys.modules["kerasps.metrics"]
-    for name in kerasps.metrics.__all__:
-        value = getattr(kerasps.metrics, name)
-        assert (value.__module__, value.__qualname__) == ("kerasps.metrics", name)
+@pytest.mark.parametrize("place", ["layers", "metrics"])
+def test_layers_and_metrics_are_in_modules_of_the_package(place):
+    module = getattr(kerasps, place)
+    assert module is sys.modules[f"kerasps.{place}"]
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert (value.__module__, value.__qualname__) == (f"kerasps.{place}", name)
         assert pickle.loads(pickle.dumps(value)) is value
 
 

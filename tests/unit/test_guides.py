@@ -19,6 +19,7 @@ PAGES = (
     "for_large_tables",
     "for_preemptible_workers",
     "for_gpu_workers",
+    "tables_without_a_vocabulary",
     "sizing",
     "why_is_it_slow",
     "errors",
@@ -90,6 +91,24 @@ def test_the_speed_of_a_dataset_is_measured_as_the_page_says(capsys):
     (example,) = code_blocks(page_text("why_is_it_slow"))
     exec(compile(example, "docs/why_is_it_slow.md", "exec"), {})
     assert re.fullmatch(r"\d+ batches/s\n", capsys.readouterr().out)
+
+
+def test_a_table_without_a_vocabulary_is_in_one_process_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, example = code_blocks(page_text("tables_without_a_vocabulary"))
+    namespace = {}
+    exec(compile(example, "docs/tables_without_a_vocabulary.md", "exec"), namespace)
+    assert namespace["loaded"].get_layer("words").num_rows == 4
+
+
+def test_the_bytes_of_a_row_are_added_up_right():
+    text = page_text("tables_without_a_vocabulary")
+    (table,) = re.findall(
+        r"^\| for each row \| bytes \|\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL
+    )
+    beside = sum(map(int, re.findall(r"\| (\d+) \|$", table, re.MULTILINE)))
+    assert f"and {beside} bytes beside that" in text
+    assert f"64 + {beside}) bytes = {100e6 * (2 * 64 + beside) / 1e9:.1f} GB" in text
 
 
 # Messages

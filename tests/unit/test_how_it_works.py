@@ -24,7 +24,7 @@ CONTRIBUTORS = [
 EVERY_PAGE = [*(ROOT / "docs").rglob("*.md"), *PAGES, *ROOT.glob("*.md")]
 # Names that look like ours, of other projects and of texts.
 FOREIGN = {
-    *("ClusterCoordinator", "GLIBC_TUNABLES", "GetOrCreateKernelAndDevice"),
+    *("ClusterCoordinator", "DenseHashTable", "GLIBC_TUNABLES", "GetOrCreateKernelAndDevice"),
     *("LD_PRELOAD", "LossScaleOptimizer", "MALLOC_MMAP_THRESHOLD_"),
     *("MALLOC_TRIM_THRESHOLD_", "M_MMAP_THRESHOLD", "M_TRIM_THRESHOLD"),
     *("MaxNorm", "MutableHashTable", "ResourceApplyAdam"),
@@ -34,7 +34,7 @@ FOREIGN = {
     *("flat_map", "global_clipnorm", "num_channels_per_target"),
     *("reshuffle_each_iteration", "rpc_options", "test_step"),
     *("train_step", "update_server_def", "wide_and_deep"),
-    *("BackupAndRestore._save_model",),
+    *("BackupAndRestore._save_model", "keras.layers.Embedding"),
 }
 DOORS = [*(ROOT / "kerasps").glob("*/__init__.py"), *(ROOT / "kerasps/tools").glob("*/__init__.py")]
 WINGS = sorted(str(path.parent.relative_to(ROOT / "kerasps")) for path in DOORS)

@@ -97,20 +97,20 @@ LATE = {
 LINES = {
     "runtime": 1990,
     "cluster": 6650,
-    "variables": 5480,
-    "dynamic": 1700,
-    "layers": 480,
+    "variables": 5560,
+    "dynamic": 2600,
+    "layers": 530,
     "inputs": 2490,
-    "step": 12580,
+    "step": 12790,
     "training": 7270,
-    "saving": 1860,
+    "saving": 2500,
     "hooks": 1370,
     "metrics": 530,
     "evaluator": 1050,
-    "worker_driven": 1950,
+    "worker_driven": 1970,
     "tools": 7630,
-    "root": 3190,
-    "tests": 51850,
+    "root": 3200,
+    "tests": 53700,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
@@ -535,7 +535,7 @@ def any_parameters(tree: ast.AST) -> list[str]:
 
 # Private objects of Keras and TensorFlow, the content of records, and what is taken apart by rules
 # that no type says. Lower it when there are fewer.
-MAX_ANY_PARAMETERS = 125
+MAX_ANY_PARAMETERS = 155
 
 
 def test_few_parameters_are_any():

@@ -232,7 +232,7 @@ def test_an_id_that_is_a_row_of_another_table_of_the_group_is_out_of_range():
 
 def test_a_row_space_of_more_rows_than_32_bits_count():
     class Huge:
-        sharding = None
+        sharding, has_whole_value = None, True
         shape = (2**31 - 1, 2)
         shards = (SimpleNamespace(device=""),)
 

@@ -29,8 +29,8 @@ class RowPlaces(dict[ShardRun, tf.Tensor | AskedKeys]):
         if lengths is not None:
             self._lengths = {
                 run: (lengths, number)
-                for number, run in enumerate(places)
-                if not run.is_keyed  # the length is that of the message
+                for number, (run, asked) in enumerate(places.items())
+                if not isinstance(asked, AskedKeys)  # else the length is that of the message
             }
 
     def add(self, other: RowPlaces) -> None:

@@ -37,7 +37,12 @@ class LazyUpdates:
         kind = type(optimizer)
         if not self.is_default or kind in self._told:
             return
-        moved = [table for table in tables if moves_rows_without_gradient(optimizer, table)]
+        # A table without a vocabulary has no other rows.
+        moved = [
+            table
+            for table in tables
+            if table.has_whole_value and moves_rows_without_gradient(optimizer, table)
+        ]
         if not moved:
             return
         self._told.add(kind)

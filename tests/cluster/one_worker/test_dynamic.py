@@ -26,6 +26,7 @@ OPTIMIZERS = {
     "Adamax": lambda: keras.optimizers.Adamax(0.01),
     "Nadam": lambda: keras.optimizers.Nadam(0.01),
     "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
     "Lion": lambda: keras.optimizers.Lion(0.01),
 }
 AT_LENGTH = [name for name in OPTIMIZERS if name not in ("SGD", "Adagrad", "Adam")]

@@ -75,6 +75,8 @@ def serve_task(
     has_coordinator = mode == "coordinator" and "chief" in description.jobs
     # TensorFlow reads it when it is imported. As in the tasks of a `LocalCluster`: errors only.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if task[0] == "ps":
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     with warnings.catch_warnings():
         warnings.showwarning = _printing_as(name)
         serve(
