@@ -57,10 +57,9 @@ def load_optimizer(
 
     Replaces `Optimizer.load_own_variables`.
     """
-    names = set(store.keys())
     slots = {str(i): v for i, v in enumerate(optimizer.variables) if isinstance(v, KeyedVariable)}
-    if slots or any(name.endswith(_IDS) for name in names):
-        store = _WithSlots(store, names, slots)
+    if slots:
+        store = _WithSlots(store, set(store.keys()), slots)
     original(optimizer, store)
 
 
