@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from scenario import local_strategy, print_report
 
+import kerasps
 from kerasps.dynamic import row_access
 from support.any_ids import differences, make_data, make_model, state_of, train
 
@@ -67,15 +68,20 @@ class Stop(Exception):
     """Ends a training."""
 
 
-class StopAfter(keras.callbacks.Callback):
-    def __init__(self, num_batches):
+class EndAfter(keras.callbacks.Callback):
+    """Ends a training after some executions: a ps dies if there are several, else it is stopped."""
+
+    def __init__(self, cluster, num_executions):
         super().__init__()
-        self.left = num_batches
+        self.cluster, self.left = cluster, num_executions
 
     def on_train_batch_end(self, batch, logs=None):
         self.left -= 1
         if not self.left:
-            raise Stop
+            if NUM_PS > 1:
+                self.cluster.kill("ps", 1)
+            else:
+                raise Stop
 
 
 def fit(model, directory, *callbacks):
@@ -101,7 +107,7 @@ def nearly(state, expected):
     ]
 
 
-with local_strategy(num_workers=1, num_ps=NUM_PS) as (_, strategy):
+with local_strategy(num_workers=1, num_ps=NUM_PS) as (cluster, strategy):
     report = {"different": [], "trained_apart": [], "content": [], "resumed_apart": []}
     with strategy.scope():
         model = make_model(names=("users", "items"))
@@ -130,8 +136,15 @@ with local_strategy(num_workers=1, num_ps=NUM_PS) as (_, strategy):
     fit(model, DIRECTORY / "other")
     np.savez(DIRECTORY / "through.npz", **state_of(model))
     load(model, DIRECTORY, "checkpoint")
-    with contextlib.suppress(Stop):
-        fit(model, DIRECTORY, StopAfter(4))  # of six executions
-        raise AssertionError("the training did not stop")
     report["num_rows"] = [layer.num_rows for layer in model.layers if hasattr(layer, "num_rows")]
+    with contextlib.suppress(Stop, kerasps.PSLostError):
+        fit(model, DIRECTORY, EndAfter(cluster, 4))  # of six executions
+        raise AssertionError("the training did not end")
+    if NUM_PS > 1:
+        before = (DIRECTORY / "a.weights.h5").read_bytes()
+        try:
+            model.save_weights(DIRECTORY / "a.weights.h5")
+        except kerasps.PSLostError as error:
+            report["lost"] = str(error)
+        report["unchanged"] = (DIRECTORY / "a.weights.h5").read_bytes() == before
     print_report(report)

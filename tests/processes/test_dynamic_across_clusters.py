@@ -44,7 +44,13 @@ def test_training_goes_on_alike(reports, index):
 
 @pytest.mark.parametrize("index", [1, 2])
 def test_a_backup_is_resumed_with_another_number_of_ps(reports, index):
+    # A ps was lost in the first training.
     assert reports[index]["resumed_apart"] == []
+
+
+def test_a_lost_ps_is_named_and_leaves_the_file_that_was_there(reports):
+    assert "ps 1 at " in reports[0]["lost"]
+    assert reports[0]["unchanged"]
 
 
 def test_the_tables_have_rows(reports):
