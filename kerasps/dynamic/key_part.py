@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from kerasps.dynamic.first_rows import FirstRows
 from kerasps.dynamic.keys import from_halves, halves, salt_of, unmixed
+from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.rows.row_pools import take_memory
 from kerasps.variables.rows.row_store import RowStore
 from kerasps.variables.storage.named import NamedIndex, NamedVariable, on_own_task
@@ -27,6 +28,8 @@ SLOT_BITS = 16
 MOST_TABLES = 2**12 - 1
 # The tag of a place that no row has.
 NO_TABLE = -1
+# The error of a key that ids of two tables have.
+MEETING = "Two tables without a vocabulary have ids that meet in one key."
 # The places that a function looks through in one call.
 PIECE = 1 << 18
 # In `numbers`: the first place that no row had yet; how many places were given back; then, for each
@@ -56,8 +59,8 @@ class AskedKeys(NamedTuple):
 
     def sent(self) -> tf.Tensor:
         """Return them as a worker sends them: end to end, as int32."""
-        parts = [] if self.table_of is None else [self.table_of]
-        return tf.concat([*parts, halves(self.keys)], 0) if parts else halves(self.keys)
+        keys = halves(self.keys)
+        return keys if self.table_of is None else tf.concat([self.table_of, keys], 0)
 
 
 @dataclass(frozen=True)
@@ -133,12 +136,19 @@ class KeyPart:
         self.device, self.capacity = device, capacity
         self._width, self._make = width, make
         self.index = make_index(device)
-        self.numbers = self._variable([_HEADER + 2 * MOST_TABLES], tf.int64, "numbers", first=True)
+        num_numbers = _HEADER + 2 * MOST_TABLES
+        self.numbers = self._variable(
+            [num_numbers],
+            tf.int64,
+            "numbers",
+            # Place 0 is no key's.
+            lambda: tf.concat([[1], tf.zeros([num_numbers - 1], tf.int64)], 0),
+        )
         self.keys = self._reserved([], tf.int64, "keys")
         self.tags = self._reserved([], tf.int32, "tags")
         self.free = self._reserved([], tf.int32, "free")
         if self.tags.takes_values:
-            on_own_task(self._mark_no_row)
+            OnPS(device, self._mark_no_row).call()
         self.rows = self._reserved([width], dtype, "rows", trainable=trainable)
         self._slots: weakref.WeakValueDictionary[tuple[tf.DType, int], NamedVariable] = (
             weakref.WeakValueDictionary()
@@ -163,38 +173,34 @@ class KeyPart:
         return RowStore(holder, 0, self.device)
 
     def _variable(
-        self, shape: list[int], dtype: tf.DType, name: str, *, first: bool = False, **kwargs: bool
+        self,
+        shape: list[int],
+        dtype: tf.DType,
+        name: str,
+        initial_value: Callable[[], tf.Tensor] | None = None,
+        *,
+        trainable: bool = False,
     ) -> NamedVariable:
-        def begin() -> tf.Tensor:
-            # Place 0 is no key's.
-            return tf.concat([[1], tf.zeros([shape[0] - 1], dtype)], 0)
-
         with tf.init_scope(), tf.device(self.device):
-            trainable = kwargs.get("trainable", False)
-            initial = begin if first else None
-            return self._make(initial, shape=shape, dtype=dtype, trainable=trainable, name=name)
+            return self._make(
+                initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name
+            )
 
     def _reserved(
-        self, row_shape: list[int], dtype: tf.DType, name: str, **kwargs: bool
+        self, row_shape: list[int], dtype: tf.DType, name: str, *, trainable: bool = False
     ) -> NamedVariable:
-        holder = self._variable([self.capacity, *row_shape], dtype, name, **kwargs)
+        shape = [self.capacity, *row_shape]
+        holder = self._variable(shape, dtype, name, trainable=trainable)
         if holder.takes_values:
             on_own_task(lambda: take_memory(holder))
         return holder
 
-    def _mark_no_row(self) -> None:
-        """Give place 0 the tag of no table."""
-
-        def mark() -> tf.Tensor:
-            with tf.device(self.device):
-                written = self._write(self.tags, [0], [NO_TABLE])
-                with tf.control_dependencies([written]):
-                    return tf.constant(0)
-
-        with tf.device(self.device):
-            tf.function(mark, autograph=False).get_concrete_function()()
-
     # What follows adds operations to a graph on the ps, and captures handles.
+
+    def _mark_no_row(self) -> tf.Tensor:
+        """Give place 0 the tag of no table."""
+        with tf.control_dependencies([self._write(self.tags, [0], [NO_TABLE])]):
+            return tf.constant(0)
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """Return the place of each key, 0 for one that has none."""
@@ -258,7 +264,7 @@ class KeyPart:
         numbers = _of_tables([table.number for table in tables], local, np.int32)
         check = tf.debugging.Assert(
             tf.reduce_all(is_new | tf.equal(_table_in(tags), numbers)),
-            ["Two tables without a vocabulary have ids that meet in one key."],
+            [MEETING],
         )
         with tf.control_dependencies([check]):
             begun = tf.where(is_new, -1, tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
@@ -102,29 +103,27 @@ class KeyPool:
         """Return the lock of a ps."""
         return self._terms.mutex(device)
 
-    def remove_rows(self, number: int) -> None:
-        """Remove all rows of a table."""
-        for part in self.parts:
-            self._remove_in(part, number)
-
-    def _remove_in(self, part: KeyPart, number: int) -> None:
-        top = OnPS(part.device, part.top)
-        remove = OnPS(
-            part.device,
-            lambda first, count: part.remove(number, first, count),
-            tf.TensorSpec([], tf.int64),
-            tf.TensorSpec([], tf.int64),
-            mutex=self._terms.mutex(part.device),
-        )
-        for first in range(1, int(top.call()[0]), PIECE):
-            # A second call finds none of the rows.
-            remove.call(first, PIECE)
-
     def _remove_left(self) -> None:
         while self._left:
             number = self._left.pop()
-            self.remove_rows(number)
+            for part in self.parts:
+                self._remove_in(part, number)
             self._free_tables.append(number)
+
+    def _remove_in(self, part: KeyPart, number: int) -> None:
+        """Remove the rows of a table in a part, some places at a time."""
+        place = tf.TensorSpec([], tf.int64)
+        remove = OnPS(
+            part.device,
+            functools.partial(part.remove, number),
+            place,
+            place,
+            mutex=self._terms.mutex(part.device),
+        )
+        (top,) = OnPS(part.device, part.top).call()
+        for first in range(1, int(top), PIECE):
+            # A second call finds none of the rows.
+            remove.call(first, PIECE)
 
 
 class KeyPools:

@@ -124,9 +124,6 @@ class Pool(Protocol):
     def mutex(self, device: str) -> tf.Tensor:
         """Return the lock of a ps."""
 
-    def remove_rows(self, number: int) -> None:
-        """Remove all rows of a table."""
-
 
 class KeyedRows(TensorLike):
     """The rows of a table, or of a slot, in one part; stands where a `tf.Variable` would.
@@ -223,12 +220,7 @@ class KeyedStorage(ShardedStorage):
 
     @property
     def watched(self) -> list[Any]:
-        raise UnsupportedError(
-            f"A GradientTape outside of a step asks for the gradient of '{self.name}', a table "
-            "without a vocabulary, whose rows only a step makes and updates. Expected: a step of "
-            "`model.fit`, `train_on_batch`, or of a function that `strategy.run` runs. Received: "
-            "a tape in another function. Train with one of these."
-        )
+        raise no_gradient(self.name)
 
     def add_slot(self, name: str, dtype: tf.DType, begins_as: float) -> KeyedStorage:
         """Return the storage of a new slot of the table.
@@ -253,4 +245,14 @@ def _no_whole_value(name: str) -> UnsupportedError:
         "methods `rows(ids)` and `items()`. Received: a read or an assignment of all rows, such as "
         "by `get_weights`, `ops.copy` or an optimizer that needs all rows. Use one of these "
         "methods, or another optimizer, such as Adam or Adagrad."
+    )
+
+
+def no_gradient(name: str) -> UnsupportedError:
+    """Return the error of a tape that asks for a gradient that only a step has."""
+    return UnsupportedError(
+        f"A GradientTape outside of a step asks for the gradient of '{name}', a table without a "
+        "vocabulary, whose rows only a step makes and updates. Expected: a step of `model.fit`, "
+        "`train_on_batch`, or of a function that `strategy.run` runs. Received: a tape in another "
+        "function. Train with one of these."
     )

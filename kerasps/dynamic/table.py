@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from kerasps import _compat
 from kerasps.dynamic.key_part import AskedKeys
-from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
+from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, no_gradient
 from kerasps.dynamic.keys import part_of
 from kerasps.dynamic.row_access import RowAccess, access_to
 from kerasps.dynamic.row_files import RowsById, TableValue, value_of, values_for_checkpoint
@@ -64,16 +64,8 @@ class KeyedVariable(ParameterServerVariable):
     @property
     def num_rows(self) -> int:
         """The number of rows that there are, over all ps."""
-        return int(self._counts()[:, 0].sum())
-
-    @property
-    def num_refused(self) -> int:
-        """The number of times that a step had no room for a new row, over all ps."""
-        return int(self._counts()[:, 1].sum())
-
-    def _counts(self) -> Any:
         self._make_current()
-        return np.stack(call_on_each(self._counters))
+        return sum(int(num_rows) for num_rows, _ in call_on_each(self._counters))
 
     @functools.cached_property
     def _counters(self) -> list[OnPS]:
@@ -114,15 +106,12 @@ class KeyedVariable(ParameterServerVariable):
         """Look rows up outside of a step."""
         flat = tf.reshape(ids, [-1])
         keys, positions = tf.unique(self._value.table.keys(flat))
-        part, num_parts = part_of(keys, len(self._value.shards)), len(self._value.shards)
+        num_parts = len(self._value.shards)
+        part = part_of(keys, num_parts)
         order = tf.dynamic_partition(tf.range(tf.size(keys)), part, num_parts)
         of_parts = tf.dynamic_partition(keys, part, num_parts)
-
-        def call(find: Any, keys: tf.Tensor) -> tf.Tensor:
-            return find(keys)
-
         rows = [
-            on_own_task(functools.partial(call, find, keys), is_repeatable=True)
+            on_own_task(functools.partial(find, keys), is_repeatable=True)
             for find, keys in zip(self._finders, of_parts, strict=True)
         ]
         found = tf.gather(tf.dynamic_stitch(order, rows), positions)
@@ -249,12 +238,7 @@ def _without_gradient(rows: tf.Tensor, name: str) -> tf.Tensor:
     @tf.custom_gradient
     def refusing(value: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(*upstream: object) -> Sequence[tf.Tensor]:
-            raise UnsupportedError(
-                f"A GradientTape outside of a step asks for the gradient of '{name}', a table "
-                "without a vocabulary, whose rows only a step makes and updates. Expected: a step "
-                "of `model.fit`, `train_on_batch`, or of a function that `strategy.run` runs. "
-                "Received: a tape in another function. Train with one of these."
-            )
+            raise no_gradient(name)
 
         return tf.identity(value), gradient
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import random
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, NoReturn, SupportsIndex
 
 import keras
@@ -21,6 +20,7 @@ from kerasps.dynamic.local_table import LocalTable
 from kerasps.dynamic.row_files import save_table
 from kerasps.dynamic.rows_of_ids import MOST_ROWS, RowsOfIds
 from kerasps.errors import InputError, UnsupportedError
+from kerasps.layers.bags import are_alike, bags_of, described, is_ragged, is_sparse
 from kerasps.variables.lanes.phase import current_phase, strategy_of_new_variables
 from kerasps.variables.placing.placing import is_ours
 
@@ -184,10 +184,10 @@ class DynamicEmbedding(keras.layers.Layer):
         return self._local.take(ids, training=training, trainable=self.trainable)
 
     def _combined(self, ids: tf.Tensor, weights: tf.Tensor | None, training: bool) -> tf.Tensor:
-        bags = _bags(ids)
+        bags = bags_of(ids)
         values, bag_of, factors = bags.values, bags.bag_of, None
         if weights is not None:
-            factors = tf.cast(_bags(weights).values, self.variable_dtype)
+            factors = tf.cast(bags_of(weights).values, self.variable_dtype)
             same_size = tf.debugging.assert_equal(
                 tf.size(factors), tf.size(values), "`weights` and `ids` differ in size."
             )
@@ -225,7 +225,7 @@ class DynamicEmbedding(keras.layers.Layer):
                 "`keras.Sequential`, and integers or strings as data."
             )
         if self.combiner is None:
-            if _is_sparse(ids):
+            if is_sparse(ids):
                 raise InputError(
                     "A sparse tensor of ids has no row for each place. Expected: with "
                     "`combiner=None`, a dense or ragged tensor. Received: a sparse tensor. Give "
@@ -240,16 +240,16 @@ class DynamicEmbedding(keras.layers.Layer):
                 )
             return
         rank = len(ids.shape)
-        if rank < 2 or (_is_sparse(ids) and rank > 2):
+        if rank < 2 or (is_sparse(ids) and rank > 2):
             raise InputError(
                 "Ids are not in bags. Expected: with a `combiner`, a dense or ragged tensor of at "
                 "least two axes, the last along a bag, or a sparse one of two. Received: "
-                f"{_described(ids)}. Reshape the ids, or make the layer without a `combiner`."
+                f"{described(ids)}. Reshape the ids, or make the layer without a `combiner`."
             )
-        if weights is not None and not _are_alike(ids, weights):
+        if weights is not None and not are_alike(ids, weights):
             raise InputError(
                 "`weights` is not of the structure of `ids`. Expected: a weight for each id, in "
-                f"{_described(ids)}. Received: {_described(weights)}. Give the weights as tensors "
+                f"{described(ids)}. Received: {described(weights)}. Give the weights as tensors "
                 "of the same kind and shape."
             )
 
@@ -275,7 +275,7 @@ class DynamicEmbedding(keras.layers.Layer):
         self._check(ids, weights)
         shape = self.compute_output_shape(ids.shape)
         # Bags along the only ragged axis give a dense tensor.
-        ragged = _is_ragged(ids) and (self.combiner is None or len(ids.shape) > 2)
+        ragged = is_ragged(ids) and (self.combiner is None or len(ids.shape) > 2)
         return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
 
     def count_params(self) -> int:
@@ -390,85 +390,6 @@ class DynamicEmbedding(keras.layers.Layer):
         else:
             # On ps, large rows are read from the file in pieces.
             self._table.replace_rows(ids, rows if self._local is None else np.asarray(rows))
-
-
-@dataclass(frozen=True)
-class _Bags:
-    """Values in bags.
-
-    Attributes:
-        values: the values of all bags, as a vector.
-        bag_of: the number of the bag of each value.
-        number: how many bags there are.
-        restored: puts a vector for each bag where the bag is.
-    """
-
-    values: tf.Tensor
-    bag_of: tf.Tensor
-    number: tf.Tensor
-    restored: Callable[[tf.Tensor], tf.Tensor]
-
-
-def _bags(tensor: tf.Tensor) -> _Bags:
-    """Return the bags along the last axis."""
-    if isinstance(tensor, tf.SparseTensor):
-        return _Bags(
-            tensor.values,
-            tensor.indices[:, 0],
-            tensor.dense_shape[0],
-            lambda rows: _with_axes(rows, tensor.shape[:1]),
-        )
-    if not isinstance(tensor, tf.RaggedTensor):
-        tensor = tf.convert_to_tensor(tensor)
-        axes = tf.shape(tensor)
-        number = tf.reduce_prod(axes[:-1])
-        return _Bags(
-            tf.reshape(tensor, [-1]),
-            tf.repeat(tf.range(number), axes[-1]),
-            number,
-            lambda rows: _with_axes(
-                tf.reshape(rows, tf.concat([axes[:-1], tf.shape(rows)[1:]], 0)), tensor.shape[:-1]
-            ),
-        )
-    if tensor.flat_values.shape.rank > 1:
-        inner = _bags(tensor.flat_values)
-        return _Bags(
-            inner.values,
-            inner.bag_of,
-            inner.number,
-            lambda rows: tensor.with_flat_values(inner.restored(rows)),
-        )
-    *outer, last = tensor.nested_row_splits
-    return _Bags(
-        tensor.flat_values,
-        tensor.nested_value_rowids()[-1],
-        tf.size(last) - 1,
-        lambda rows: tf.RaggedTensor.from_nested_row_splits(rows, outer, validate=False),
-    )
-
-
-def _with_axes(rows: tf.Tensor, axes: tf.TensorShape) -> tf.Tensor:
-    rows.set_shape(axes.concatenate(rows.shape[-1:]))
-    return rows
-
-
-def _is_sparse(tensor: tf.Tensor) -> bool:
-    return isinstance(tensor, tf.SparseTensor) or bool(getattr(tensor, "sparse", False))
-
-
-def _is_ragged(tensor: tf.Tensor) -> bool:
-    return isinstance(tensor, tf.RaggedTensor) or bool(getattr(tensor, "ragged", False))
-
-
-def _are_alike(ids: tf.Tensor, weights: tf.Tensor) -> bool:
-    kinds_agree = all(kind(ids) == kind(weights) for kind in (_is_sparse, _is_ragged))
-    shapes = tf.TensorShape(ids.shape), tf.TensorShape(weights.shape)
-    return kinds_agree and shapes[0].is_compatible_with(shapes[1])
-
-
-def _described(tensor: tf.Tensor) -> str:
-    kind = "sparse" if _is_sparse(tensor) else "ragged" if _is_ragged(tensor) else "dense"
-    return f"a {kind} tensor of shape {tuple(tensor.shape)}"
 
 
 def _vector_of_ids(ids: ArrayLike) -> np.ndarray:

@@ -25,6 +25,7 @@ from scenario import print_report
 
 import kerasps
 from kerasps.training.sessions.session_runner import SessionRunner
+from support import unit_gradients
 from support.gates import wait_while_exists
 from support.process_checks import wait_for
 from support.spread import spread
@@ -218,10 +219,26 @@ def actions_of(scenario, killed):
         "holding_ps_gone": [Meanwhile(100, kill_ps)],
         "holding_worker_restarted_finite": [Meanwhile(100, lambda: kill_and_restart(cluster))],
         "worker_restarted_finite_whole": [At(0, 20, lambda: kill_and_restart(cluster))],
+        "new_ids_worker_restarted_finite": [At(0, 20, lambda: kill_and_restart(cluster))],
         "worker_gone_finite": [At(0, 20, lambda: cluster.kill("worker", 1))],
         "evaluate_worker_gone": [AtStep(20, lambda: cluster.kill("worker", 1))],
         "predict_worker_restarted": [AtStep(20, lambda: kill_and_restart(cluster))],
     }[scenario]
+
+
+def make_counting_model(steps_per_execution):
+    """A model with a row for each word, without a vocabulary; the rows count their updates."""
+    with strategy.scope():
+        words = keras.layers.Input((1,), dtype="string")
+        table = kerasps.layers.DynamicEmbedding(3, "zeros")
+        model = keras.Model(words, Slow()(keras.layers.Flatten()(table(words))))
+        model.compile(
+            keras.optimizers.SGD(1.0),
+            unit_gradients.Outputs(reduction="sum"),
+            metrics=[Batches()],
+            steps_per_execution=steps_per_execution,
+        )
+    return model
 
 
 def make_model(looks_up, steps_per_execution):
@@ -254,7 +271,7 @@ def make_model(looks_up, steps_per_execution):
 
 def train(scenario, model, actions, report):
     """Call the methods of a scenario, and note what came of them."""
-    finite, looks_up = "finite" in scenario, scenario.startswith("lookup")
+    finite, looks_up = "finite" in scenario, scenario.startswith(("lookup", "new_ids"))
     if scenario.startswith("evaluate"):
         report["expected"] = model.evaluate(*arrays(), batch_size=8, verbose=0, return_dict=True)
         report["logs"] = model.evaluate(
@@ -286,13 +303,21 @@ def train(scenario, model, actions, report):
             *arrays(), batch_size=8, verbose=0, return_dict=True
         )["ids"]
     report["iterations"] = int(model.optimizer.iterations.numpy())
+    if scenario.startswith("new_ids"):
+        report["counts"] = np.unique(-np.concatenate([r for _, r in model.layers[1].items()]))
+        report["counts"] = report["counts"].tolist()
+        report["num_rows"] = model.layers[1].num_rows
+        return
     report["finite_weights"] = bool(all(np.isfinite(w).all() for w in model.get_weights()))
 
 
 def report_of(scenario, steps_per_execution):
     report, killed = {}, []
     lost_sessions.clear()
-    model = make_model(scenario.startswith("lookup"), steps_per_execution)
+    if scenario.startswith("new_ids"):
+        model = make_counting_model(steps_per_execution)
+    else:
+        model = make_model(scenario.startswith("lookup"), steps_per_execution)
     if scenario in TIMEOUTS_S:
         os.environ["KERASPS_WORKER_TIMEOUT"] = TIMEOUTS_S[scenario]
     with warnings.catch_warnings(record=True) as caught:

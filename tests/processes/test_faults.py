@@ -22,7 +22,12 @@ GROUPS = [
     ],
     [
         *("lookup_worker_restarted_then_gone:7", "holding_worker_restarted:7"),
-        *("worker_gone_finite:7", "predict_worker_restarted:3", "holding_all_workers_gone:5"),
+        *(
+            "new_ids_worker_restarted_finite:7",
+            "worker_gone_finite:7",
+            "predict_worker_restarted:3",
+            "holding_all_workers_gone:5",
+        ),
     ],
     ["worker_restarted:1", "holding_worker_gone:1", "holding_ps_gone:5"],
 ]
@@ -104,6 +109,15 @@ def test_what_a_lost_worker_has_not_read_is_read_by_it_or_by_others(run, scenari
         assert report["ids_without_worker"] == sum(range(2000)), (
             "what it would have read was not read by others"
         )
+
+
+def test_rows_of_new_ids_and_their_updates_are_exact_when_a_worker_is_lost(run):
+    report = run("new_ids_worker_restarted_finite", 7)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert report["num_rows"] == 2000
+    # Each word comes once an epoch.
+    assert report["counts"] == [2.0]
 
 
 def test_evaluate_is_exact_when_a_worker_is_lost(run):

@@ -99,7 +99,7 @@ LINES = {
     "cluster": 6650,
     "variables": 5560,
     "dynamic": 2600,
-    "layers": 530,
+    "layers": 540,
     "inputs": 2490,
     "step": 12790,
     "training": 7270,
@@ -110,7 +110,7 @@ LINES = {
     "worker_driven": 1970,
     "tools": 7630,
     "root": 3200,
-    "tests": 53750,
+    "tests": 53800,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

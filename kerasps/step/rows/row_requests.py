@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic import AskedKeys, keys_of_tables, part_of
+from kerasps.dynamic import MEETING, AskedKeys, keys_of_tables, part_of
 from kerasps.runtime.errors import OUT_OF_RANGE
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.rows.groups import GroupShard, TableGroup
@@ -211,10 +211,8 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         ends = np.cumsum(group.num_rows)
         table_of = _part_of(rows, tf.constant(ends, rows.dtype))
     shard, places = group.locate(rows, table_of)
-    order, parts = [], [places]
-    if shard is not None:
-        order = tf.dynamic_partition(tf.range(tf.size(rows)), shard, group.num_shards)
-        parts = tf.dynamic_partition(places, shard, group.num_shards)
+    order = [] if shard is None else _by_shard(tf.range(tf.size(rows)), shard, group)
+    parts = _by_shard(places, shard, group)
     if table_of is None:
         counts, positions = [tf.shape(part) for part in parts], all_positions
     else:
@@ -248,33 +246,23 @@ def _ask_for_keys(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> A
         keys = keys_of_tables(records, together, of_ids)
     # The keys are in the order of the tables, since the ids are.
     keys, all_positions = tf.unique(keys)
-    shard = part_of(keys, group.num_shards)
-    order, parts, tables = [], [keys], [None] * group.num_shards
-    if group.num_shards > 1:
-        order = tf.dynamic_partition(tf.range(tf.size(keys)), shard, group.num_shards)
-        parts = tf.dynamic_partition(keys, shard, group.num_shards)
+    shard = part_of(keys, group.num_shards) if group.num_shards > 1 else None
+    order = [] if shard is None else _by_shard(tf.range(tf.size(keys)), shard, group)
+    parts, tables = _by_shard(keys, shard, group), [None] * group.num_shards
     if of_ids is None:
-        counts, positions, totals = (
-            [tf.shape(part) for part in parts],
-            all_positions,
-            tf.shape(keys),
-        )
+        counts, totals = [tf.shape(part) for part in parts], tf.shape(keys)
+        positions = all_positions
     else:
         table_of = tf.math.unsorted_segment_max(of_ids, all_positions, tf.size(keys))
         check = tf.debugging.Assert(
             tf.reduce_all(tf.equal(tf.gather(table_of, all_positions), of_ids)),
-            ["Two tables without a vocabulary have ids that meet in one key."],
+            [MEETING],
         )
         with tf.control_dependencies([check]):
             table_of = tf.identity(table_of)
-        if group.num_shards == 1:
-            tables, counts = [table_of], _counts(None, table_of, group)
-        else:
-            tables = tf.dynamic_partition(table_of, shard, group.num_shards)
-            counts = _counts(shard, table_of, group)
-        totals = tf.add_n(counts)
-        before = tf.gather(tf.cumsum(totals, exclusive=True), of_ids)
-        positions = all_positions - before
+        tables, counts = _by_shard(table_of, shard, group), _counts(shard, table_of, group)
+        totals = counts[0] if shard is None else tf.add_n(counts)
+        positions = all_positions - tf.gather(tf.cumsum(totals, exclusive=True), of_ids)
     return Asked(
         [AskedKeys(part, of_part).sent() for part, of_part in zip(parts, tables, strict=True)],
         counts,
@@ -284,6 +272,11 @@ def _ask_for_keys(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> A
         all_positions,
         sizes,
     )
+
+
+def _by_shard(values: tf.Tensor, shard: tf.Tensor | None, group: TableGroup) -> list[tf.Tensor]:
+    """Return the values of the rows in each shard; `shard` is None if there is one."""
+    return [values] if shard is None else tf.dynamic_partition(values, shard, group.num_shards)
 
 
 def _table_of_ids(number_of: np.ndarray, sizes: tf.Tensor) -> tf.Tensor:
