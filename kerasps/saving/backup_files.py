@@ -41,21 +41,13 @@ _WRITTEN = re.compile(
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup whose manifest and file sizes are right.
+    """A backup whose manifest and file sizes are right."""
 
-    Attributes:
-        number: its number, higher than those of earlier backups.
-        directory: the directory of its files.
-        record: its content beside variables.
-        pieces: its parts of variables, see `variable_copies.Piece`.
-        specs: the path, shape and dtype of each variable, by its key.
-    """
-
-    number: int
-    directory: str
-    record: dict[str, Any]
-    pieces: list[dict[str, Any]]
-    specs: dict[str, dict[str, Any]]
+    number: int  # its number, higher than those of earlier backups
+    directory: str  # the directory of its files
+    record: dict[str, Any]  # its content beside variables
+    pieces: list[dict[str, Any]]  # its parts of variables, see `variable_copies.Piece`
+    specs: dict[str, dict[str, Any]]  # the path, shape and dtype of each variable, by its key
 
 
 class BackupDirectory:

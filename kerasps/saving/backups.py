@@ -54,8 +54,7 @@ class BackupStore:
     def restore(self, variables: Iterable[ParameterServerVariable]) -> dict[str, Any] | None:
         """Restore the variables of the last complete backup; return its record.
 
-        Returns:
-            The record; None if there is no backup.
+        Returns the record; None if there is no backup.
 
         Raises:
             PSLostError: a ps is lost.
@@ -77,10 +76,7 @@ class BackupStore:
         """Copy the variables on their ps, and begin to write the copies with `record`.
 
         Tables without a vocabulary are written before this returns. Waits for a backup in progress.
-        Call when no step is in flight.
-
-        Raises:
-            tf.errors.OpError: a ps is lost.
+        Call when no step is in flight. Raises tf.errors.OpError if a ps is lost.
         """
         if not self.wait(worker_timeout()):
             self._problems.append(self._problem(TimeoutError("the previous one is in progress")))
@@ -129,8 +125,7 @@ class BackupStore:
     def _begin(self, tables: Mapping[str, KeyedVariable]) -> _Begun | None:
         """Begin a backup with tables without a vocabulary; None if they could not be written.
 
-        Raises:
-            PSLostError: a ps is lost.
+        Raises PSLostError if a ps is lost.
         """
         begun = None
         try:
@@ -180,19 +175,12 @@ class BackupStore:
 
 @dataclass
 class _Begun:
-    """A backup in progress.
-
-    Attributes:
-        number: its number.
-        directory: the directory of its files.
-        probe: the file by which kerasps learns which ps see the directory.
-        tables: the files of tables without a vocabulary that are written.
-    """
+    """A backup in progress."""
 
     number: int
-    directory: str
-    probe: str
-    tables: list[TablePiece]
+    directory: str  # the directory of its files
+    probe: str  # the file by which kerasps learns which ps see the directory
+    tables: list[TablePiece]  # the files of tables without a vocabulary that are written
 
     @classmethod
     def in_directory(cls, backups: BackupDirectory) -> _Begun:

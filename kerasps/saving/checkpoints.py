@@ -90,8 +90,7 @@ class ShardedSaver:
     def save(self, unused_prefix: tf.Tensor) -> list[tf.Tensor]:
         """Write the variables into separate files.
 
-        Returns:
-            The prefixes of these files, for TensorFlow to merge.
+        Returns the prefixes of these files, for TensorFlow to merge.
         """
         del unused_prefix
         # An optimizer has many variables, so small chunks share a file, up to the size of a chunk.
@@ -131,8 +130,7 @@ class ShardedSaver:
     def restore(self, unused_prefix: tf.Tensor) -> None:
         """Read the variables.
 
-        Raises:
-            ValueError: a value in the checkpoint has another shape than its variable.
+        Raises ValueError if a value in the checkpoint has another shape than its variable.
         """
         del unused_prefix
         reader = tf.train.load_checkpoint(self._prefix)

@@ -66,8 +66,7 @@ def _damage_of(path: Path) -> tuple[str, str] | None:
 def naming_damaged_checkpoint(prefix: str) -> Iterator[None]:
     """Name the damaged checkpoint in an error of its reader within this context.
 
-    Raises:
-        tf.errors.OpError: an error of the same class as TensorFlow's.
+    Raises an error of the same class as TensorFlow's.
     """
     try:
         yield

@@ -105,10 +105,7 @@ def load_weights(
 ) -> None:
     """Load weights into a model of the strategy, large ones in chunks.
 
-    Replaces Keras's function behind `model.load_weights`.
-
-    Raises:
-        PSLostError: a ps is lost.
+    Replaces Keras's function behind `model.load_weights`. Raises PSLostError if a ps is lost.
     """
     if not isinstance(model, keras.Model) or strategy_of(model) is None:
         original(model, filepath, *args, **kwargs)
@@ -314,8 +311,7 @@ def _partial_directory(target: Path) -> Iterator[Path]:
 def _locked(directory: Path) -> Iterator[None]:
     """Hold the lock of a directory, where its file system has locks for directories.
 
-    Raises:
-        BlockingIOError: another process holds it.
+    Raises BlockingIOError if another process holds it.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

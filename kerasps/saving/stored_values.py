@@ -15,17 +15,11 @@ from kerasps.variables.rows.sharding import ShardedStorage, WholeValue
 
 
 class Stored(Protocol):
-    """A tensor of rows that are on several ps.
+    """A tensor of rows that are on several ps."""
 
-    Attributes:
-        shape: its shape in a checkpoint.
-        dtype: its dtype there.
-        devices: the devices of the ps.
-    """
-
-    shape: tf.TensorShape
-    dtype: tf.DType
-    devices: list[str]
+    shape: tf.TensorShape  # its shape in a checkpoint
+    dtype: tf.DType  # its dtype there
+    devices: list[str]  # the devices of the ps
 
     def chunks(self) -> list[range]:
         """Divide the rows into chunks."""
@@ -128,8 +122,7 @@ def stored_in_checkpoint(value: WholeValue | TableValue, ids: np.ndarray | None)
     Args:
         ids: for a table, its ids in the checkpoint.
 
-    Raises:
-        InputError: the table has no room for so many rows.
+    Raises InputError if the table has no room for so many rows.
     """
     if isinstance(value, WholeValue) or ids is None:
         return FixedRows(value.storage)

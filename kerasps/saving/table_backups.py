@@ -30,20 +30,14 @@ _FIRST_FILE = 100_000
 
 @dataclass(frozen=True)
 class TablePiece:
-    """Some ids of a table, and their rows, in a file of a backup.
+    """Some ids of a table, and their rows, in a file of a backup."""
 
-    Attributes:
-        file: the prefix of the file within the backup's directory. The tensor 0 in it has the ids,
-            and the following ones have rows.
-        tables: the keys of the variables that have these rows: the table, and its slots.
-        first: the place of the first id among all ids of the table.
-        num_ids: the number of ids.
-    """
-
+    # The prefix of the file within the backup's directory. The tensor 0 in it has the ids, and the
+    # following ones have rows.
     file: str
-    tables: list[str]
-    first: int
-    num_ids: int
+    tables: list[str]  # the keys of the variables that have these rows: the table, and its slots
+    first: int  # the place of the first id among all ids of the table
+    num_ids: int  # the number of ids
 
 
 @dataclass(frozen=True)
@@ -111,8 +105,7 @@ def read_tables(
 ) -> None:
     """Read all files of tables, to learn whether they are damaged.
 
-    Raises:
-        tf.errors.OpError: a file is damaged, or a ps is lost.
+    Raises tf.errors.OpError if a file is damaged, or a ps is lost.
     """
     _read_all(pieces, variables, directory, lambda piece, values, device: None)
 

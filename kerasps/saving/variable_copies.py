@@ -35,19 +35,12 @@ PART_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of rows of a variable, in a file of a backup.
+    """A range of rows of a variable, in a file of a backup."""
 
-    Attributes:
-        key: the key of the variable.
-        file: the prefix of the file within the backup's directory.
-        name: the name of the tensor in it.
-        rows: start, stop and step of the rows; None for the whole variable.
-    """
-
-    key: str
-    file: str
-    name: str
-    rows: list[int] | None = None
+    key: str  # the key of the variable
+    file: str  # the prefix of the file within the backup's directory
+    name: str  # the name of the tensor in it
+    rows: list[int] | None = None  # start, stop and step of the rows; None for the whole variable
 
 
 @dataclass(frozen=True)
@@ -84,17 +77,11 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Part:
-    """Values that are written together: some shards of one ps, or some rows of a large shard.
+    """Values that are written together: some shards of one ps, or some rows of a large shard."""
 
-    Attributes:
-        device: the device of the ps.
-        held: the shards.
-        rows: the places in the only shard; None for all rows of all shards.
-    """
-
-    device: str
-    held: tuple[_Held, ...]
-    rows: range | None = None
+    device: str  # the device of the ps
+    held: tuple[_Held, ...]  # the shards
+    rows: range | None = None  # the places in the only shard; None for all rows of all shards
 
     def pieces(self, file: str) -> list[Piece]:
         """Return the pieces in a file with this part."""
@@ -141,8 +128,7 @@ class VariableCopies:
             directory: the absolute path of a directory.
             probe: a file in it. The coordinator writes the copies of a ps that does not see it.
 
-        Returns:
-            The pieces in the files.
+        Returns the pieces in the files.
         """
         files = {id(part): f"{number:04d}" for number, part in enumerate(self._parts)}
 
@@ -287,10 +273,8 @@ def specs_of(variables: Mapping[str, ParameterServerVariable]) -> dict[str, dict
 def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) -> None:
     """Restore variables from a backup; ps that see its files read them.
 
-    All files are read twice. The first time shows damage before a variable has changed.
-
-    Raises:
-        tf.errors.OpError: a file is damaged, or a ps is lost.
+    All files are read twice. The first time shows damage before a variable has changed. Raises
+    tf.errors.OpError if a file is damaged, or a ps is lost.
     """
     files: dict[str, list[Piece]] = {}
     for entry in backup.pieces:

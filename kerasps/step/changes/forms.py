@@ -24,17 +24,13 @@ _NO_CHANGE = Change()
 
 @dataclass(frozen=True)
 class Form:
-    """A new value as a function of the old one.
+    """A new value as a function of the old one."""
 
-    Attributes:
-        change: the function.
-        replaces: whether the new value is, at some places or sometimes, independent of the old one.
-        is_exact: whether the change is the same for each old value. If not, a field of the change
-            was computed from the old value, and the new value stands as the last one.
-    """
-
-    change: Change = _NO_CHANGE
+    change: Change = _NO_CHANGE  # the function
+    # Whether the new value is, at some places or sometimes, independent of the old one.
     replaces: bool = False
+    # Whether the change is the same for each old value. If not, a field of the change was computed
+    # from the old value, and the new value stands as the last one.
     is_exact: bool = True
 
     @classmethod

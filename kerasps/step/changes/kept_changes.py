@@ -48,17 +48,14 @@ class Scratch(Protocol):
 
 
 class KeptChange:
-    """The change of a variable in one stage of a step, kept in scratch resources.
-
-    Attributes:
-        forms: the forms that were added, in the order in which they were traced.
-        keys: the keys of the fields.
-    """
+    """The change of a variable in one stage of a step, kept in scratch resources."""
 
     def __init__(self, scratch: Scratch, variable: ParameterServerVariable, stage: int) -> None:
         self._scratch = scratch
         self._spec = tf.TensorSpec(variable.storage.shape, variable.storage.dtype)
+        # The keys of the fields.
         self.keys = Change(*(ScratchKey(field, id(variable), stage) for field in Change._fields))
+        # The forms that were added, in the order in which they were traced.
         self.forms: list[Form] = []
 
     def add(self, form: Form, new: tf.Tensor, *, is_state: bool) -> None:

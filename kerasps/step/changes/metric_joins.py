@@ -49,9 +49,8 @@ def check_metrics(
 ) -> None:
     """Check that the states of all metrics can be joined.
 
-    Raises:
-        UnsupportedError: one cannot. Workers compute it from parts of the data, and no rule makes
-            one of these states.
+    Raises UnsupportedError if one cannot. Workers compute it from parts of the data, and no rule
+    makes one of these states.
     """
     refused = [v for v, join in zip(metrics, joins, strict=True) if join is None]
     if not refused:

@@ -15,15 +15,10 @@ _OF_SHAPES = frozenset(["OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLik
 
 
 class Dependence(NamedTuple):
-    """The variables on which a tensor depends, as bits (see `Sources.bit`).
+    """The variables on which a tensor depends, as bits (see `Sources.bit`)."""
 
-    Attributes:
-        any: those on whose values it depends.
-        by_condition: those of them on which it depends through a bool, such as a comparison.
-    """
-
-    any: int = 0
-    by_condition: int = 0
+    any: int = 0  # those on whose values it depends
+    by_condition: int = 0  # those of them on which it depends through a bool, such as a comparison
 
     def and_also(self, other: Dependence) -> Dependence:
         """Return the dependence of a tensor that is computed from two others."""

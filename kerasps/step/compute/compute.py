@@ -49,23 +49,10 @@ class Compute:
     variables, and is done again.
 
     Args:
-        inputs: this replica's share of the arguments of the traced graph.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
         has_gpu: whether it computes on a GPU, and may use kernels that only a GPU has.
         apply_together: applies an optimizer once for all replicas of the step. Default: the step
             has one replica.
-
-    Attributes:
-        has_gpu: as given.
-        inputs: the names of those arguments.
-        whole: the variables that this trace read whole, and the reasons.
-        lookups: the look-ups, by the table.
-        values: the values of variables that it has whole.
-        sums: makes gradients of tables dense.
-        value_reads: the values that the step has asked for; it may use only rows of them.
-        changes: the changes of variables beside updates. Set by `outputs`.
-        joins: the joins of the metrics' states; None for a state that cannot be joined. Set by
-            `outputs`.
     """
 
     hides_constraints = True
@@ -82,16 +69,22 @@ class Compute:
         self.has_gpu = has_gpu
         self.inventory = inventory
         self.trains_bare = trains_bare
-        self.inputs = InputNames.of(inputs, inventory)
-        self.values = StepValues(inventory, inputs)
+        self.inputs = InputNames.of(inputs, inventory)  # the names of those arguments
+        self.values = StepValues(inventory, inputs)  # the values of variables that it has whole
         self._tables = inputs.tables_of(inventory)
-        self.sums = GradientSums(self._tables)
+        self.sums = GradientSums(self._tables)  # makes gradients of tables dense
         self._recorder = UpdateRecorder(self)
         self._apply_together = apply_together
+        # The variables that this trace read whole, and the reasons.
         self.whole: ByIdentity[ParameterServerVariable, str] = ByIdentity()
+        # The look-ups, by the table.
         self.lookups: ByIdentity[ParameterServerVariable, list[LookupIds]] = ByIdentity()
+        # The values that the step has asked for; it may use only rows of them.
         self.value_reads = ValueReads()
+        # The changes of variables beside updates. Set by `outputs`.
         self.changes: list[StateChange] = []
+        # The joins of the metrics' states; None for a state that cannot be joined. Set by
+        # `outputs`.
         self.joins: list[Join | None] = []
 
     # Reads and assignments of variables

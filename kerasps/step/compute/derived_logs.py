@@ -43,8 +43,7 @@ def derived_logs(
     Args:
         returned: the logs that the step returned; those that are results of metrics do not count.
 
-    Raises:
-        UnsupportedError: a log depends on such a state, and on something else.
+    Raises UnsupportedError if a log depends on such a state, and on something else.
     """
     metrics = list(phase.inventory.metrics)
     sources = phase.values.sources

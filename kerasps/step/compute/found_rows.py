@@ -22,8 +22,7 @@ from kerasps.variables import ParameterServerVariable
 def rows_found(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
     """Return the rows that a look-up finds.
 
-    Returns:
-        A tensor of shape `ids.shape + table.rows.shape[1:]`.
+    Returns a tensor of shape `ids.shape + table.rows.shape[1:]`.
     """
     row_shape = table.rows.shape[1:]
     static = ids.shape.concatenate(row_shape)
@@ -75,12 +74,7 @@ class GradientSums:
     ) -> tuple[list[int], list[tf.Tensor]] | None:
         """Return the addends of a gradient; None if it is not known to be a sum over look-ups.
 
-        Args:
-            gradient: the gradient that an optimizer receives, as `dense` returned it.
-            table: the table that it updates; only its look-ups count.
-
-        Returns:
-            The indices of look-ups of the table, and for each a tensor with a row for each id.
+        Returns the indices of look-ups of the table, and for each a tensor with a row for each id.
         """
         lookups, addends = self._addends.get(gradient, ([], []))
         numbers = [number for other, number in lookups if other is table]

@@ -151,11 +151,7 @@ class _ReplicaThread(threading.Thread, Generic[_Result]):
 
 
 class Replicas:
-    """The replicas of a step, in the graph that is being traced.
-
-    Attributes:
-        phases: the phase of each replica.
-    """
+    """The replicas of a step, in the graph that is being traced."""
 
     def __init__(
         self,
@@ -173,6 +169,7 @@ class Replicas:
         # The changes of the optimizer that was applied last, and the variables changed by any.
         self._last_changes: list[tuple[ParameterServerVariable, tf.Tensor]] = []
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
+        # The phase of each replica.
         self.phases = [
             Compute(
                 inventory,

@@ -26,30 +26,20 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class Returned:
-    """The values that a model's method returned in a trace.
+    """The values that a model's method returned in a trace."""
 
-    Attributes:
-        log_names: the names of the scalars in logs.
-        logs: these scalars, as tensors of the trace.
-        logs_are_metrics: whether the logs are the model's metrics and nothing else; then `logs` is
-            empty.
-        results: those of the other logs that are results of metrics.
-        predicted: the return value of `predict_step`; [] for other methods.
-    """
-
-    log_names: list[str] = field(default_factory=list)
-    logs: list[tf.Tensor] = field(default_factory=list)
+    log_names: list[str] = field(default_factory=list)  # the names of the scalars in logs
+    logs: list[tf.Tensor] = field(default_factory=list)  # these scalars, as tensors of the trace
+    # Whether the logs are the model's metrics and nothing else; then `logs` is empty.
     logs_are_metrics: bool = False
+    # Those of the other logs that are results of metrics.
     results: dict[str, MetricResult] = field(default_factory=dict)
+    # The return value of `predict_step`; [] for other methods.
     predicted: Any = field(default_factory=list)
 
     @classmethod
     def of_logs(cls, logs: object, model: keras.Model, results: Results) -> Returned:
-        """Return the record for the logs that a step returned.
-
-        Args:
-            results: the results of metrics during the step.
-        """
+        """Return the record for the logs that a step returned."""
         scalars = _scalars(logs)
         metrics = _scalars(model.get_metrics_result())
         if scalars and scalars.keys() == metrics.keys():

@@ -51,12 +51,6 @@ class StepValues:
     """The value of each variable that one trace reads whole or assigns.
 
     Make it in the graph of the step.
-
-    Attributes:
-        assigned: the variables that the step has assigned.
-        changed: the variables whose values have changed since this was last cleared.
-        draws: the number of seeds that the step draws from each generator.
-        num_updates: the number of updates that the step has recorded.
     """
 
     def __init__(self, inventory: Inventory, inputs: ComputeInputs) -> None:
@@ -71,9 +65,12 @@ class StepValues:
         self.sources = Sources()
         for variable, value in self._initial.items():
             self.sources.add(value, (id(variable), 0))
-        self.num_updates = 0
+        self.num_updates = 0  # the number of updates that the step has recorded
+        # The variables that the step has assigned.
         self.assigned: IdentitySet[ParameterServerVariable] = IdentitySet()
+        # The variables whose values have changed since this was last cleared.
         self.changed: IdentitySet[ParameterServerVariable] = IdentitySet()
+        # The number of seeds that the step draws from each generator.
         self.draws: ByIdentity[ParameterServerVariable, int] = ByIdentity()
 
     def has_tensor(self, variable: ParameterServerVariable) -> bool:

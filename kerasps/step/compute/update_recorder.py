@@ -104,15 +104,12 @@ class _Pending:
 
 
 class UpdateRecorder:
-    """Records the calls of optimizers in a step while it is traced.
-
-    Attributes:
-        updates: the updates that the ps run. Complete after `finish`.
-        updated: the variables that the updates recorded so far change.
-    """
+    """Records the calls of optimizers in a step while it is traced."""
 
     def __init__(self, phase: RecordingPhase) -> None:
+        # The updates that the ps run. Complete after `finish`.
         self.updates: list[Update] = []
+        # The variables that the updates recorded so far change.
         self.updated: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._phase = phase
         self._inventory = phase.inventory

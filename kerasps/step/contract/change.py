@@ -31,18 +31,12 @@ class Change(NamedTuple):
 
     Each field is a number, a tensor (or its spec), or None. A tensor has the variable's dtype, and
     its shape or none.
-
-    Attributes:
-        scale: the factor; None for 1.
-        addend: the addend; None for 0.
-        low: the least new value; None for no bound.
-        high: the largest new value, which wins over `low`; None for no bound.
     """
 
-    scale: Field = None
-    addend: Field = None
-    low: Field = None
-    high: Field = None
+    scale: Field = None  # the factor; None for 1
+    addend: Field = None  # the addend; None for 0
+    low: Field = None  # the least new value; None for no bound
+    high: Field = None  # the largest new value, which wins over `low`; None for no bound
 
     @property
     def only_adds(self) -> bool:
@@ -98,21 +92,14 @@ def is_number(field: object) -> bool:
 
 @dataclass(frozen=True)
 class StateChange:
-    """A change that each step makes to a variable, beside the updates of optimizers.
-
-    Attributes:
-        variable: the variable.
-        after: the number of the step's updates that come before it.
-        numbers: the fields that are the same in each step.
-        sent: the specs of the other fields, which the step computes.
-        replaces: whether the new value is, at some places or sometimes, independent of the old one.
-            Two such changes do not add up: the later one stands.
-    """
+    """A change that each step makes to a variable, beside the updates of optimizers."""
 
     variable: ParameterServerVariable
-    after: int
-    numbers: Change
-    sent: Change
+    after: int  # the number of the step's updates that come before it
+    numbers: Change  # the fields that are the same in each step
+    sent: Change  # the specs of the other fields, which the step computes
+    # Whether the new value is, at some places or sometimes, independent of the old one. Two such
+    # changes do not add up: the later one stands.
     replaces: bool
 
     @classmethod
@@ -122,9 +109,7 @@ class StateChange:
         """Return the change, and the tensors that a step sends for it.
 
         Args:
-            after: the number of updates before it.
             change: the change; its tensors may have any shape that broadcasts to the variable's.
-            replaces: as the attribute.
         """
         shape, dtype = variable.storage.shape, variable.storage.dtype
 

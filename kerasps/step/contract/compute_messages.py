@@ -18,39 +18,25 @@ from kerasps.variables import ParameterServerVariable
 
 
 class TableRows(NamedTuple):
-    """A table in one step: the rows that the step asks for, each once.
+    """A table in one step: the rows that the step asks for, each once."""
 
-    Attributes:
-        rows: of shape `[num_rows_asked_for] + table.shape[1:]`.
-        positions: for each look-up, the place of each id among `rows`: a flat int32 tensor.
-        found: for each look-up, the row of each id, of shape `[num_ids] + table.shape[1:]`.
-    """
-
-    rows: Any
-    positions: list[Any]
-    found: list[Any]
+    rows: Any  # of shape `[num_rows_asked_for] + table.shape[1:]`
+    positions: list[Any]  # for each look-up, the place of each id among `rows`: a flat int32 tensor
+    found: list[Any]  # for each look-up, the row of each id, of shape `[num_ids] + table.shape[1:]`
 
 
 class ComputeInputs(NamedTuple):
     """The arguments of the compute phase's graph; lists are in the order of the `Inventory`.
 
     Holds tensors or their specs.
-
-    Attributes:
-        batch: the batch, as `train_step` takes it.
-        pulled: the values of variables that are read whole.
-        metrics: the states of metrics.
-        seeds: the states of seed generators.
-        tables: the rows of each table.
-        scratch: the handles of the scratch resources.
     """
 
-    batch: Any
-    pulled: list[Any]
-    metrics: list[Any]
-    seeds: list[Any]
-    tables: list[TableRows]
-    scratch: list[Any]
+    batch: Any  # the batch, as `train_step` takes it
+    pulled: list[Any]  # the values of variables that are read whole
+    metrics: list[Any]  # the states of metrics
+    seeds: list[Any]  # the states of seed generators
+    tables: list[TableRows]  # the rows of each table
+    scratch: list[Any]  # the handles of the scratch resources
 
     @classmethod
     def specs(cls, element_spec: object, inventory: Inventory) -> ComputeInputs:
@@ -94,16 +80,11 @@ class ComputeInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class InputNames:
-    """The names of the inputs of the compute phase's graph.
+    """The names of the inputs of the compute phase's graph."""
 
-    Attributes:
-        batch: the names of the tensors of the batch.
-        values: the name of each variable's value.
-        tables: the names of each table's tensors, in the order of `TableRows`.
-    """
-
-    batch: list[str]
-    values: ByIdentity[ParameterServerVariable, str]
+    batch: list[str]  # the names of the tensors of the batch
+    values: ByIdentity[ParameterServerVariable, str]  # the name of each variable's value
+    # The names of each table's tensors, in the order of `TableRows`.
     tables: ByIdentity[ParameterServerVariable, list[str]]
 
     @classmethod
@@ -120,18 +101,10 @@ class InputNames:
 
 
 class ComputeOutputs(NamedTuple):
-    """The outputs of the compute phase's graph.
+    """The outputs of the compute phase's graph."""
 
-    Attributes:
-        metrics: the new states of metrics.
-        updates: the tensors of each update, in the order of the updates.
-        changes: the changes of the step to other variables: the fields that are sent.
-        logs: the values that the step returned beside the metrics.
-        predicted: the tensors that it predicted.
-    """
-
-    metrics: list[Any]
-    updates: list[UpdateTensors]
-    changes: list[Change]
-    logs: list[Any]
-    predicted: list[Any]
+    metrics: list[Any]  # the new states of metrics
+    updates: list[UpdateTensors]  # the tensors of each update, in the order of the updates
+    changes: list[Change]  # the changes of the step to other variables: the fields that are sent
+    logs: list[Any]  # the values that the step returned beside the metrics
+    predicted: list[Any]  # the tensors that it predicted

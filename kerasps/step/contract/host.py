@@ -14,19 +14,13 @@ from kerasps.variables.placing.placing import Extended
 
 
 class StepHost(ClusterHost, Protocol):
-    """The strategy as a step sees it: its options, its devices, and where its variables are.
+    """The strategy as a step sees it: its options, its devices, and where its variables are."""
 
-    Attributes:
-        strategy: the strategy, which is current while a step is traced.
-        options: the arguments of the strategy.
-        lazy_updates: tells users of tables that are updated lazily.
-        extended: places the strategy's variables, and knows their locks and lanes.
-    """
-
+    # The strategy, which is current while a step is traced.
     strategy: tf.distribute.ParameterServerStrategy
-    options: StrategyOptions
-    lazy_updates: LazyUpdates
-    extended: Extended
+    options: StrategyOptions  # the arguments of the strategy
+    lazy_updates: LazyUpdates  # tells users of tables that are updated lazily
+    extended: Extended  # places the strategy's variables, and knows their locks and lanes
 
     @property
     def num_workers(self) -> int:

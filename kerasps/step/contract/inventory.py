@@ -31,18 +31,13 @@ _READ_AGAIN = "the step reads it again after an update of it"
 
 @dataclass(frozen=True)
 class ScratchKey:
-    """The key of a scratch resource, which holds a variable's value or a tensor of an update.
+    """The key of a scratch resource, which holds a variable's value or a tensor of an update."""
 
-    Attributes:
-        kind: "value": the variable's value in the step; the name of a field of a `Change`: that
-            field of the step's change to it; "update": a tensor of an update.
-        owner: the `id` of the variable, or the number of the update.
-        index: which tensor of the update, or which stage of the step (see `StepValues`).
-    """
-
+    # "value": the variable's value in the step; the name of a field of a `Change`: that field of
+    # the step's change to it; "update": a tensor of an update.
     kind: str
-    owner: int
-    index: int = 0
+    owner: int  # the `id` of the variable, or the number of the update
+    index: int = 0  # which tensor of the update, or which stage of the step (see `StepValues`)
 
 
 class Inventory:
@@ -51,39 +46,33 @@ class Inventory:
     Args:
         table_min_bytes: variables of fewer bytes are never tables: pulling one whole, with the
             other small variables, costs less than asking for its rows.
-
-    Attributes:
-        optimizers: those that the step applies.
-        optimizer_state: the optimizers' variables except the iterations; a step replaces their
-            values.
-        ahead: variables that the step reads again after their update.
-        pulled: variables that are read whole.
-        metrics: the states of metrics.
-        seeds: the states of seed generators.
-        tables: variables that are read by rows only, and the number of their look-ups.
-        small: variables that would be tables, but are read whole because they are small.
-        replaced: variables whose values a step replaces, although it seems to add to them.
-        scratch: the worker's resources for a step, and the specs of their values.
-        couplings: how updates couple rows, by the ids of optimizer and variable; None if not.
-        grew: True if a trace added a variable or value since this was last set to False.
-        presumes: True until a trace has settled what was presumed.
     """
 
     def __init__(self, table_min_bytes: int = 0) -> None:
         self._table_min_bytes = table_min_bytes
-        self.optimizers: IdentitySet[Any] = IdentitySet()
+        self.optimizers: IdentitySet[Any] = IdentitySet()  # those that the step applies
+        # The optimizers' variables except the iterations; a step replaces their values.
         self.optimizer_state: IdentitySet[ParameterServerVariable] = IdentitySet()
+        # Variables that the step reads again after their update.
         self.ahead: IdentitySet[ParameterServerVariable] = IdentitySet()
+        # Variables that are read whole.
         self.pulled: IdentitySet[ParameterServerVariable] = IdentitySet()
-        self.metrics: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self.metrics: IdentitySet[ParameterServerVariable] = IdentitySet()  # the states of metrics
+        # The states of seed generators.
         self.seeds: IdentitySet[ParameterServerVariable] = IdentitySet()
+        # Variables that are read by rows only, and the number of their look-ups.
         self.tables: ByIdentity[ParameterServerVariable, int] = ByIdentity()
+        # Variables that would be tables, but are read whole because they are small.
         self.small: IdentitySet[ParameterServerVariable] = IdentitySet()
+        # Variables whose values a step replaces, although it seems to add to them.
         self.replaced: IdentitySet[ParameterServerVariable] = IdentitySet()
+        # The worker's resources for a step, and the specs of their values.
         self.scratch: dict[ScratchKey, tf.TensorSpec] = {}
+        # How updates couple rows, by the ids of optimizer and variable; None if not.
         self.couplings: dict[tuple[int, int], str | None] = {}
+        # True if a trace added a variable or value since this was last set to False.
         self.grew = False
-        self.presumes = True
+        self.presumes = True  # True until a trace has settled what was presumed
         self._used_whole: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._unused: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._warned: IdentitySet[ParameterServerVariable] = IdentitySet()
@@ -116,7 +105,6 @@ class Inventory:
         """Add the variables that the step probably reads, to save traces; the first one settles it.
 
         Args:
-            variables: the variables.
             known: the inventory of another step of the same model, which mostly reads the same
                 variables in the same way; None for none.
         """

@@ -166,11 +166,7 @@ class _Rewriting:
         self.base_nodes: list[_Node] = []
 
     def seeds_of(self, count: str, graph: tf.Graph) -> str:
-        """Add the seeds of a step to `base_nodes`, and return the name of their tensor.
-
-        Args:
-            count: the name of the input that has the count of the step.
-        """
+        """Add the seeds of a step to `base_nodes`, and return the name of their tensor."""
         dtype = graph.get_tensor_by_name(f"{count}:0").dtype.as_datatype_enum
         cast = self.node("Cast", f"{_ARGUMENT}/{count}/cast", [count], SrcT=dtype, DstT=_INT64)
         # Not 0, so that a loop's multiple of them is another number.

@@ -31,19 +31,12 @@ _Number = Any
 
 @dataclass(frozen=True)
 class Written:
-    """A counterpart that is written here.
+    """A counterpart that is written here."""
 
-    Attributes:
-        draw: returns the outputs, given the attributes, the seed and the inputs.
-        inputs: the dtypes of the inputs, or the attributes that have them.
-        outputs: the names of the outputs.
-        loops: whether it may have a loop.
-    """
-
-    draw: Callable[..., Any]
-    inputs: tuple[str | tf.DType, ...]
-    outputs: tuple[str, ...] = ("output",)
-    loops: bool = False
+    draw: Callable[..., Any]  # returns the outputs, given the attributes, the seed and the inputs
+    inputs: tuple[str | tf.DType, ...]  # the dtypes of the inputs, or the attributes that have them
+    outputs: tuple[str, ...] = ("output",)  # the names of the outputs
+    loops: bool = False  # whether it may have a loop
 
     def function(self, attributes: _Attributes) -> Any:
         """Return a concrete function of the seed and the inputs."""

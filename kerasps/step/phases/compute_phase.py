@@ -20,26 +20,19 @@ NAME_SCOPE = "compute_phase"
 
 @dataclass(frozen=True)
 class ComputePhase:
-    """The traced step (see `StepPhase`).
+    """The traced step (see `StepPhase`)."""
 
-    Attributes:
-        function: its concrete function, from the `ComputeInputs` of each replica to
-            `ComputeOutputs`.
-        captures: the tensors that the function captured.
-        inventory: the variables that it touches.
-        updates: the updates of its optimizers.
-        device: the device of the worker that runs it, in short ("GPU:0"). Operations for which the
-            trace names no other device are placed there; if the device has no kernel for one,
-            TensorFlow takes the CPU.
-        pads_rows: whether to pad tables to a shape that does not change with the number of
-            different ids in a batch. XLA compiles anew for each shape.
-    """
-
+    # Its concrete function, from the `ComputeInputs` of each replica to `ComputeOutputs`.
     function: Any
-    captures: list[tf.Tensor]
-    inventory: Inventory
-    updates: list[Update]
+    captures: list[tf.Tensor]  # the tensors that the function captured
+    inventory: Inventory  # the variables that it touches
+    updates: list[Update]  # the updates of its optimizers
+    # The device of the worker that runs it, in short ("GPU:0"). Operations for which the trace
+    # names no other device are placed there; if the device has no kernel for one, TensorFlow takes
+    # the CPU.
     device: str
+    # Whether to pad tables to a shape that does not change with the number of different ids in a
+    # batch. XLA compiles anew for each shape.
     pads_rows: bool
 
     @property

@@ -26,11 +26,7 @@ from kerasps.variables import NamedVariable
 
 
 class JointChange:
-    """The change of one shard in the open joint of its ps.
-
-    Args:
-        specs: the specs of the fields that a push brings.
-    """
+    """The change of one shard in the open joint of its ps."""
 
     def __init__(self, change: StateChange, specs: Change) -> None:
         self._replaces = change.replaces

@@ -122,11 +122,7 @@ class _Rows:
 
 
 class _Aside:
-    """The contents of the pushes to the open joint of one ps.
-
-    Args:
-        specs: the specs of a message that arrives.
-    """
+    """The contents of the pushes to the open joint of one ps."""
 
     def __init__(self, changes: DeviceChanges, specs: PushMessage) -> None:
         self._changes = changes
@@ -209,11 +205,7 @@ class _Aside:
 
 
 class DeviceJoints:
-    """The joints of one ps for one step.
-
-    Args:
-        num_backups: the number of workers that a joint does not wait for.
-    """
+    """The joints of one ps for one step."""
 
     def __init__(self, device: str, mutex: _Mutex, num_backups: int) -> None:
         self.device = device
@@ -245,8 +237,8 @@ class DeviceJoints:
     def excuse(self, lane: int, first: int) -> int:
         """Exempt a worker from the joints before number `first`.
 
-        Returns:
-            The number of the open joint; less than `first` if that joint waits for other workers.
+        Returns the number of the open joint; less than `first` if that joint waits for other
+        workers.
         """
         return int(self._excusing.call(lane, first)[0])
 
@@ -268,10 +260,8 @@ class DeviceJoints:
         Args:
             message: the message of the worker. Its clock is the number of its joint. Its lane is
                 the complement of the lane if the push arrives without content.
-            places: the places of the rows that gradients of tables have.
 
-        Returns:
-            The number of the joint to wait for; -1 for none, if the push came too late.
+        Returns the number of the joint to wait for; -1 for none, if the push came too late.
         """
         brings = message.lane >= 0
         lane = tf.where(brings, message.lane, -1 - message.lane)
@@ -380,8 +370,7 @@ class Joints:
     def join(self, lane: int) -> None:
         """Add a worker, on all ps from the same joint on. Thread: any.
 
-        Raises:
-            tf.errors.OpError: a ps is lost.
+        Raises tf.errors.OpError if a ps is lost.
         """
         with separate_executor():
             # From here on, joints wait for the new worker, so no ps gets more than one joint ahead
@@ -398,8 +387,7 @@ class Joints:
     def remove_worker(self, lane: int) -> None:
         """Remove a worker, so that no joint waits for it. May be called again. Thread: any.
 
-        Raises:
-            tf.errors.OpError: a ps is lost.
+        Raises tf.errors.OpError if a ps is lost.
         """
         with separate_executor():
             for joints in self.on.values():

@@ -33,14 +33,11 @@ class PullMessage(NamedTuple):
     """The message in which a worker asks one ps for rows, for each run of shards of tables there.
 
     It is sent as one int32 tensor: the counts, then the ids. With only one run, the ids alone.
-
-    Attributes:
-        counts: for each group, the number of elements of `ids` for each of its runs.
-        ids: for each group, the places of the rows in their storages, end to end; of tables without
-            a vocabulary the keys of the rows (see `AskedKeys.sent`).
     """
 
-    counts: list[tf.Tensor]
+    counts: list[tf.Tensor]  # for each group, the number of elements of `ids` for each of its runs
+    # For each group, the places of the rows in their storages, end to end; of tables without a
+    # vocabulary the keys of the rows (see `AskedKeys.sent`).
     ids: list[tf.Tensor]
 
     @staticmethod
@@ -58,11 +55,7 @@ class PullMessage(NamedTuple):
         )
 
     def pack(self, num_runs: int) -> tf.Tensor:
-        """Return the message as it is sent. Runs on the worker.
-
-        Args:
-            num_runs: the number of runs of all groups.
-        """
+        """Return the message as it is sent. Runs on the worker."""
         return _end_to_end(self.counts, self.ids, num_runs)
 
     @staticmethod
@@ -75,34 +68,25 @@ class PullMessage(NamedTuple):
 
 
 class SentRequests(NamedTuple):
-    """The requests of one step in one round, after they were sent.
+    """The requests of one step in one round, after they were sent."""
 
-    Attributes:
-        requests: the requested rows of each group.
-        messages: the packed message that arrived on each ps, by the pull from it; no tensor if the
-            step asks that ps for no rows.
-    """
-
-    requests: list[RowRequest]
+    requests: list[RowRequest]  # the requested rows of each group
+    # The packed message that arrived on each ps, by the pull from it; no tensor if the step asks
+    # that ps for no rows.
     messages: dict[DevicePull, list[tf.Tensor]]
 
 
 class PullReply(NamedTuple):
-    """The reply of one ps to a pull; holds tensors or their specs.
+    """The reply of one ps to a pull; holds tensors or their specs."""
 
-    Attributes:
-        fused: the values of each fused variable: one tensor on the ps, a list with one for each
-            shard on the worker.
-        dense: the values of other shards that are pulled whole.
-        rows: the rows of each group: a list with those of each run on the ps, one tensor on the
-            worker.
-        clock: the number of pushes, or joints, that the ps had applied before it read these values,
-            an int64 scalar; None if the pull does not read the clock.
-    """
-
+    # The values of each fused variable: one tensor on the ps, a list with one for each shard on the
+    # worker.
     fused: list[Any]
-    dense: list[Any]
+    dense: list[Any]  # the values of other shards that are pulled whole
+    # The rows of each group: a list with those of each run on the ps, one tensor on the worker.
     rows: list[Any]
+    # The number of pushes, or joints, that the ps had applied before it read these values, an int64
+    # scalar; None if the pull does not read the clock.
     clock: Any
 
 
@@ -110,14 +94,7 @@ class DevicePull:
     """The pull from one ps, and the function that it runs there.
 
     Args:
-        dense: the shards that are read whole.
-        groups: the shards of groups of tables that are read by rows.
-        fused: the fused variables, which hold some of `dense`.
         clock: reads the clock, on the ps; None for no clock.
-
-    Attributes:
-        groups: as given.
-        runs: the runs of shards in `groups`.
     """
 
     def __init__(
@@ -131,6 +108,7 @@ class DevicePull:
         in_fused = {shard for variable in fused for shard in variable.shards}
         self.device = device
         self.groups = groups
+        # The runs of shards in `groups`.
         self.runs = [run for shard in groups for run in shard.runs]
         self._fused = list(fused)
         self._dense = [shard for shard in dense if shard not in in_fused]
@@ -243,9 +221,6 @@ class RoundPull:
     """One round trip to every ps that has values for it (see `lookups.Round`).
 
     Args:
-        dense: variables that are pulled whole.
-        fused: the fused variables, which hold some of `dense`.
-        clocks: for each ps whose clock the round reads, the function that reads it, by device.
         devices: ps to pull from even if only their clocks are read.
     """
 
@@ -378,8 +353,7 @@ class PullPhase:
         Args:
             steps: the batches of each step, by the names of the compute phase's inputs.
 
-        Returns:
-            The requests of each step, by the round in which they are pulled.
+        Returns the requests of each step, by the round in which they are pulled.
         """
         ahead = [
             round_pull
@@ -401,12 +375,7 @@ class PullPhase:
 def _end_to_end(
     lengths: Sequence[tf.Tensor], parts: Sequence[tf.Tensor], num_parts: int
 ) -> tf.Tensor:
-    """Return lengths and parts end to end; return a single part alone.
-
-    Args:
-        lengths: vectors of the lengths of the parts, some in each.
-        parts: vectors that hold the parts, some in each.
-    """
+    """Return lengths and parts end to end; return a single part alone."""
     return parts[0] if num_parts == 1 else tf.concat([*lengths, *parts], 0)
 
 

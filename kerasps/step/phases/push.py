@@ -29,10 +29,6 @@ class DevicePush:
 
     Args:
         pulls: the pulls from the same ps.
-
-    Attributes:
-        tables: the runs of shards whose gradients are rows, those of a group together.
-        packing: packs the message.
     """
 
     def __init__(
@@ -44,6 +40,7 @@ class DevicePush:
         rule: UpdateRule,
     ) -> None:
         self.device = device
+        # The runs of shards whose gradients are rows, those of a group together.
         self.tables = changes.tables
         self._changes = changes
         # The message of the pull has told the ps the rows of the gradients.
@@ -51,6 +48,7 @@ class DevicePush:
         self._pulls = [pull for pull in pulls if sent & set(pull.runs)]
         clocked = any(pull.brings_clock for pull in pulls)
         kinds = {"clocked": clocked, "numbered": rule.numbers_calls}
+        # Packs the message.
         self.packing: Packing[PushMessage] = Packing(changes.sent_specs(**kinds))
         self._received: Packing[PushMessage] = Packing(changes.received_specs(**kinds))
         self._rule = rule
@@ -103,15 +101,7 @@ class DevicePush:
 
 
 class PushPhase:
-    """The push of a step (see `StepPhase`), to each ps that it changes.
-
-    Args:
-        pulls: all pulls of the step.
-
-    Attributes:
-        changes: the changes of the step.
-        rule: decides when a push takes effect.
-    """
+    """The push of a step (see `StepPhase`), to each ps that it changes."""
 
     def __init__(
         self,
@@ -120,8 +110,8 @@ class PushPhase:
         mutex: _Mutex,
         rule: UpdateRule,
     ) -> None:
-        self.changes = changes
-        self.rule = rule
+        self.changes = changes  # the changes of the step
+        self.rule = rule  # decides when a push takes effect
         self._given = changes, pulls, mutex
         self.pushes = [
             DevicePush(

@@ -34,13 +34,7 @@ from kerasps.variables.rows.row_store import RowStore
 
 
 class _Rows:
-    """Some rows of shards of tables and of their slots, which an update treats as one variable.
-
-    Args:
-        optimizer: the optimizer, which treats all of the tables alike.
-        runs: the shards, one of each table, in runs.
-        places: the places of the rows in the storage of each run.
-    """
+    """Some rows of shards of tables and of their slots, which an update treats as one variable."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, runs: Sequence[ShardRun], places: RowPlaces
@@ -106,14 +100,7 @@ class _Rows:
 
 
 class OnDevice(UpdatePhase):
-    """The phase in which a variable resolves to its storage on a ps (see `variables.Phase`).
-
-    Args:
-        optimizer: the `keras.optimizers.Optimizer`.
-        scalars: its learning rate and shared state, as the worker sent them.
-        shared: the variables of the shared state.
-        compiles: whether XLA compiles the updates of large values.
-    """
+    """The phase in which a variable resolves to its storage on a ps (see `variables.Phase`)."""
 
     def __init__(
         self,
@@ -186,13 +173,7 @@ class OnDevice(UpdatePhase):
 
 
 def apply(changes: DeviceChanges, message: PushMessage, places: RowPlaces) -> None:
-    """Apply a push to the values on the ps. Call while its lock is held.
-
-    Args:
-        changes: the changes of the step on the ps.
-        message: the message of the worker.
-        places: the places of the rows that gradients of tables have.
-    """
+    """Apply a push to the values on the ps. Call while its lock is held."""
     states = list(zip(changes.states, message.changes, strict=True))
 
     def apply_states(first: int, last: int) -> None:

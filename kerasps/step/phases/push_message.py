@@ -27,65 +27,44 @@ from kerasps.variables.placing.placement import SMALL_BYTES
 
 
 class UpdateMessage(NamedTuple):
-    """The part of an `Update` that is sent to one ps; holds tensors or their specs.
+    """The part of an `Update` that is sent to one ps; holds tensors or their specs."""
 
-    Attributes:
-        scalars: the learning rate and shared state.
-        fused: the gradient of each fused variable: a list with one for each shard on the worker,
-            one tensor on the ps.
-        gradients: the gradients of other shards.
-        groups: the gradients of each group of several tables: on the worker, a list of tensors to
-            be put end to end; on the ps, one tensor.
-        applied: whether the optimizer was applied, as a float32, if that is conditional; else None.
-    """
-
-    scalars: Scalars
+    scalars: Scalars  # the learning rate and shared state
+    # The gradient of each fused variable: a list with one for each shard on the worker, one tensor
+    # on the ps.
     fused: list[Any]
-    gradients: list[Any]
+    gradients: list[Any]  # the gradients of other shards
+    # The gradients of each group of several tables: on the worker, a list of tensors to be put end
+    # to end; on the ps, one tensor.
     groups: list[Any]
+    # Whether the optimizer was applied, as a float32, if that is conditional; else None.
     applied: Any
 
 
 class PushMessage(NamedTuple):
-    """The part of a step that is sent to one ps; holds tensors or their specs.
+    """The part of a step that is sent to one ps; holds tensors or their specs."""
 
-    Attributes:
-        updates: the message of each update.
-        changes: the other changes of shards: the fields that are sent.
-        lane: the lane in which the worker sends it (see `variables.Fences`), an int32 scalar.
-        number: the number of its call in that lane, an int32 scalar; mostly None.
-        clock: the clock of the ps when the worker pulled from it, an int64 scalar; None if the
-            worker did not pull the clock.
-    """
-
-    updates: list[UpdateMessage]
-    changes: list[Change]
-    lane: Any
-    number: Any
+    updates: list[UpdateMessage]  # the message of each update
+    changes: list[Change]  # the other changes of shards: the fields that are sent
+    lane: Any  # the lane in which the worker sends it (see `variables.Fences`), an int32 scalar
+    number: Any  # the number of its call in that lane, an int32 scalar; mostly None
+    # The clock of the ps when the worker pulled from it, an int64 scalar; None if the worker did
+    # not pull the clock.
     clock: Any
 
 
 @dataclass(frozen=True)
 class StepChanges:
-    """The changes that a step makes on the ps tasks.
+    """The changes that a step makes on the ps tasks."""
 
-    Attributes:
-        updates: the updates of the optimizers, in order.
-        states: the other changes of variables.
-        tables: the variables whose gradients have only the rows that the step asked for.
-        sparse_updates: the strategy's argument of that name.
-        fused: the fused variables.
-        groups: the groups of tables.
-        compiles: whether XLA compiles the updates of large values.
-    """
-
-    updates: Sequence[Update]
-    states: Sequence[StateChange]
+    updates: Sequence[Update]  # the updates of the optimizers, in order
+    states: Sequence[StateChange]  # the other changes of variables
+    # The variables whose gradients have only the rows that the step asked for.
     tables: IdentitySet[ParameterServerVariable]
-    sparse_updates: str
-    fused: Sequence[FusedVariable]
-    groups: Sequence[TableGroup] = ()
-    compiles: bool = True
+    sparse_updates: str  # the strategy's argument of that name
+    fused: Sequence[FusedVariable]  # the fused variables
+    groups: Sequence[TableGroup] = ()  # the groups of tables
+    compiles: bool = True  # whether XLA compiles the updates of large values
 
     @property
     def devices(self) -> list[str]:
@@ -161,21 +140,7 @@ class DeviceUpdate:
     """The changes that an `Update` makes on one ps.
 
     Args:
-        number: the index of the update in the step.
-        update: the update.
-        changed: the shards that it changes there.
         with_gradient: those of them that have a gradient.
-        fused: the fused variables there that it updates.
-        groups: the groups of several tables there that it updates.
-        changes: the changes of the step on all ps.
-
-    Attributes:
-        fused: the fused variables, each updated as one.
-        groups: the groups, each updated as one.
-        single: the other shards that have a gradient.
-        rest: all shards that are not in fused variables or groups.
-        compiles: whether XLA compiles the updates of large values.
-        number: as given.
     """
 
     def __init__(
@@ -192,11 +157,13 @@ class DeviceUpdate:
         as_one = {shard for shards in shards_of_each for shard in shards}
         self.update = update
         self.changed = changed
-        self.fused = fused
-        self.groups = groups
+        self.fused = fused  # the fused variables, each updated as one
+        self.groups = groups  # the groups, each updated as one
+        # The other shards that have a gradient.
         self.single = [shard for shard in with_gradient if shard not in as_one]
+        # All shards that are not in fused variables or groups.
         self.rest = [shard for shard in changed if shard not in as_one]
-        self.compiles = changes.compiles
+        self.compiles = changes.compiles  # whether XLA compiles the updates of large values
         self.number = number
         self._changes = changes
 
@@ -277,16 +244,10 @@ class DeviceUpdate:
 
 @dataclass(frozen=True)
 class ShardChange:
-    """The change of one shard, beside updates.
+    """The change of one shard, beside updates."""
 
-    Attributes:
-        number: the index of the variable's change in the step.
-        change: the change of the variable.
-        shard: the shard.
-    """
-
-    number: int
-    change: StateChange
+    number: int  # the index of the variable's change in the step
+    change: StateChange  # the change of the variable
     shard: Shard
 
     @property
@@ -336,19 +297,12 @@ class ShardChange:
 
 @dataclass(frozen=True)
 class DeviceChanges:
-    """The changes that a step makes on one ps.
+    """The changes that a step makes on one ps."""
 
-    Attributes:
-        device: the device of the ps.
-        changes: the changes of the step on all ps.
-        updates: the updates that change shards there.
-        states: the other changes of shards there.
-    """
-
-    device: str
-    changes: StepChanges
-    updates: list[DeviceUpdate]
-    states: list[ShardChange]
+    device: str  # the device of the ps
+    changes: StepChanges  # the changes of the step on all ps
+    updates: list[DeviceUpdate]  # the updates that change shards there
+    states: list[ShardChange]  # the other changes of shards there
 
     @property
     def tables(self) -> list[list[ShardRun]]:

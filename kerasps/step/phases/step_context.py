@@ -50,12 +50,7 @@ class ReplicaInputs:
     """The inputs of one replica of a step, in a step graph.
 
     Args:
-        names: the names of the inputs of the compute phase.
         start: the initial values of metrics and seed generators.
-
-    Attributes:
-        values: the initial value of each variable. The pull adds those of dense variables.
-        tables: the rows of each table. Set by the pull.
     """
 
     def __init__(
@@ -67,7 +62,9 @@ class ReplicaInputs:
     ) -> None:
         self.scratch = scratch
         self.batch = batch
+        # The initial value of each variable. The pull adds those of dense variables.
         self.values: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
+        # The rows of each table. Set by the pull.
         self.tables: ByIdentity[ParameterServerVariable, TableRows] = ByIdentity()
         self.known = batch_inputs([names], [batch])
         self._names = names
@@ -91,7 +88,6 @@ class StepContext:
     Args:
         handles: the step graph's replacements of captured handles (see `variables.call_with`).
         lanes: the lane in which the step pushes to each ps, by the device of the ps.
-        number: the number of the step's call, if pushes carry one.
         asked: the requests that were sent ahead of the step, by the round (see
             `PullPhase.ask_ahead`).
         device: the short name of the worker's device that converts large values and gradients
@@ -99,14 +95,6 @@ class StepContext:
 
     Attributes:
         pull_handles: the handles for the pull: the same as `handles`, unless steps overlap.
-        before_pull: operations that the pull from each ps waits for, by the device of the ps.
-        pushes: the operations of the push, by the device of the ps. Set by the push.
-        requests: the rows that the step asks for, by the table. Set by the pull.
-        messages: the packed request of each `DevicePull` to its ps: the push sends gradients for
-            the same rows. Set by the pull.
-        clocks: the clock of each ps when the step began to pull from it, by the device of the ps.
-            Set by the pull.
-        outputs: the results of the compute phase. Set by it.
     """
 
     def __init__(
@@ -119,16 +107,24 @@ class StepContext:
         device: str = FIRST_CPU,
     ) -> None:
         self.handles = self.pull_handles = handles
+        # Operations that the pull from each ps waits for, by the device of the ps.
         self.before_pull: Mapping[str, list[tf.Operation]] = {}
+        # The operations of the push, by the device of the ps. Set by the push.
         self.pushes: dict[str, list[tf.Operation]] = {}
         self.lanes = lanes
         self.number = number
         self.replicas = replicas
         self.asked = asked or {}
         self.device = f"/device:{device}"
+        # The rows that the step asks for, by the table. Set by the pull.
         self.requests: ByIdentity[ParameterServerVariable, RowRequest] = ByIdentity()
+        # The packed request of each `DevicePull` to its ps: the push sends gradients for the same
+        # rows. Set by the pull.
         self.messages: dict[Any, list[tf.Tensor]] = {}
+        # The clock of each ps when the step began to pull from it, by the device of the ps. Set by
+        # the pull.
         self.clocks: dict[str, tf.Tensor] = {}
+        # The results of the compute phase. Set by it.
         self.outputs: ComputeOutputs
 
     @property
@@ -157,7 +153,6 @@ class StepContext:
         """Add the rows of a table in this step.
 
         Args:
-            rows: the rows that were asked for.
             positions: for each look-up, the place of each id among `rows`; all look-ups of the
                 first replica come before those of the second.
             found: likewise, the row of each id.

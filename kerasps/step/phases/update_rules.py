@@ -25,20 +25,13 @@ from kerasps.variables.lanes.lane_table import NO_LANE, apply_if_in_lane, apply_
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """The rule by which the pushes of a step take effect. A subclass overrides what differs.
+    """The rule by which the pushes of a step take effect. A subclass overrides what differs."""
 
-    Attributes:
-        fences: the lanes on the ps tasks.
-        numbers_calls: whether a push carries the number of its call of a function.
-        max_unrolled_steps: the most steps of an execution that may be laid out one after the other;
-            None for no limit.
-        waits: whether a step waits for those of other workers.
-    """
-
-    fences: Fences
-    numbers_calls: bool = False
+    fences: Fences  # the lanes on the ps tasks
+    numbers_calls: bool = False  # whether a push carries the number of its call of a function
+    # The most steps of an execution that may be laid out one after the other; None for no limit.
     max_unrolled_steps: ClassVar[int | None] = None
-    waits: ClassVar[bool] = False
+    waits: ClassVar[bool] = False  # whether a step waits for those of other workers
 
     def admission(self, batches_per_step: int) -> AdmissionTerms:
         """Return the terms on which workers are given steps, which count batches.
@@ -76,11 +69,7 @@ class UpdateRule:
     ) -> tf.Tensor | None:
         """Process a push that has arrived. Runs on the ps, under its lock.
 
-        Args:
-            places: the places of the rows that gradients of tables have.
-
-        Returns:
-            The argument of `after_lock`.
+        Returns the argument of `after_lock`.
         """
         raise NotImplementedError
 
@@ -99,13 +88,9 @@ class UpdateRule:
 
 @dataclass(frozen=True)
 class Immediate(UpdateRule):
-    """Applies each push when it arrives, once (see `UpdateRule`).
+    """Applies each push when it arrives, once (see `UpdateRule`)."""
 
-    Attributes:
-        max_staleness: the number of steps by which a worker may lead the slowest; None for no
-            limit.
-    """
-
+    # The number of steps by which a worker may lead the slowest; None for no limit.
     max_staleness: int | None = None
 
     def admission(self, batches_per_step: int) -> AdmissionTerms:
@@ -160,13 +145,9 @@ class ImmediateAgain(Immediate):
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous(UpdateRule):
-    """A ps buffers pushes until those of all workers have arrived (see `UpdateRule`, `Joints`).
+    """A ps buffers pushes until those of all workers have arrived (see `UpdateRule`, `Joints`)."""
 
-    Attributes:
-        joints: the updates that workers make together.
-    """
-
-    joints: Joints
+    joints: Joints  # the updates that workers make together
     waits: ClassVar[bool] = True
 
     def admission(self, batches_per_step: int) -> AdmissionTerms:

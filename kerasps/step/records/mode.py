@@ -7,20 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mode:
-    """The properties in which `fit`, `evaluate` and `predict` differ.
+    """The properties in which `fit`, `evaluate` and `predict` differ."""
 
-    Args:
-        name: the word in the names of callbacks: `on_<name>_batch_end`.
-        step: the method of the model that the step calls.
-        function: the attribute of the model that keeps the traced step; Keras clears it when it
-            must be traced anew.
-        stop: the attribute of the model that a callback sets to end the loop.
-    """
-
-    name: str
-    step: str
+    name: str  # the word in the names of callbacks: `on_<name>_batch_end`
+    step: str  # the method of the model that the step calls
+    # The attribute of the model that keeps the traced step; Keras clears it when it must be traced
+    # anew.
     function: str
-    stop: str
+    stop: str  # the attribute of the model that a callback sets to end the loop
 
 
 TRAIN = Mode("train", "train_step", "train_function", "stop_training")

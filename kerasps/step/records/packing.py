@@ -194,11 +194,7 @@ class Packing(Generic[_Record]):
         lengths: Sequence[tf.Tensor] = (),
         device: str | None = None,
     ) -> _Record:
-        """Return the result of `unpack`, by a call of a function that is traced once.
-
-        Args:
-            device: as for `pack_by_call`.
-        """
+        """Return the result of `unpack`, by a call of a function that is traced once."""
         flats, tensors = self._without_large(flats)
         for index, tensor in zip(self._small, self._unpack_function(*flats, *lengths), strict=True):
             tensors[index] = tensor

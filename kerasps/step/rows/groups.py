@@ -27,16 +27,13 @@ from kerasps.variables.rows.row_store import RowStore
 
 @dataclass(frozen=True, eq=False)
 class TableGroup:
-    """Tables with the same placement and the same update; mostly one.
+    """Tables with the same placement and the same update; mostly one."""
 
-    Attributes:
-        tables: the tables: of one row shape and dtype, in shards of one layout on the same ps.
-        begins: for each shard, the first place of each table's rows in their storage.
-        run_sizes: for each shard, the number of adjacent tables in each run (see `ShardRun`).
-    """
-
+    # The tables: of one row shape and dtype, in shards of one layout on the same ps.
     tables: tuple[ParameterServerVariable, ...]
+    # For each shard, the first place of each table's rows in their storage.
     begins: tuple[tuple[int, ...], ...]
+    # For each shard, the number of adjacent tables in each run (see `ShardRun`).
     run_sizes: tuple[tuple[int, ...], ...]
 
     @classmethod
@@ -197,11 +194,7 @@ class GroupShard:
 def grouping(
     updates: Sequence[Update], sparse_updates: str
 ) -> Callable[[Iterable[ParameterServerVariable]], list[TableGroup]]:
-    """Return a function that divides tables into groups.
-
-    Args:
-        updates: the updates of the step's optimizers, in order.
-    """
+    """Return a function that divides tables into groups."""
     times_updated = Counter(id(v) for update in updates for v in update.variables)
     number_of = {id(v): i for i, update in enumerate(updates) for v in update.variables}
 

@@ -28,19 +28,12 @@ _Divide = Callable[[Iterable[ParameterServerVariable]], list[TableGroup]]
 
 @dataclass(frozen=True)
 class Round:
-    """Row requests whose ids are known at the same time, and the function that computes them.
+    """Row requests whose ids are known at the same time, and the function that computes them."""
 
-    Attributes:
-        groups: the tables whose rows are requested.
-        inputs: the names of the compute phase's inputs on which the ids depend.
-        find: the concrete function from those inputs to the requests; None without tables.
-        captures: the tensors that `find` captured.
-    """
-
-    groups: list[TableGroup]
-    inputs: list[str]
-    find: Any
-    captures: list[tf.Tensor]
+    groups: list[TableGroup]  # the tables whose rows are requested
+    inputs: list[str]  # the names of the compute phase's inputs on which the ids depend
+    find: Any  # the concrete function from those inputs to the requests; None without tables
+    captures: list[tf.Tensor]  # the tensors that `find` captured
 
     @property
     def tables(self) -> list[ParameterServerVariable]:
@@ -53,7 +46,6 @@ class Round:
         """Return the request of each group, in a step graph that has `handles`.
 
         Args:
-            handles: see `variables.call_with`.
             known: the inputs of the compute phase that are known so far, by name.
         """
         if not self.groups:
@@ -91,10 +83,8 @@ def plan_rounds(
     ```
 
     Args:
-        names: the names of its inputs, by replica.
         lookups: the look-ups, as tensors of that graph, by the table; those of the first replica,
             then those of the second.
-        pulled: the variables that are read whole.
     """
     graph = _ComputeGraph(compute)
     ids_of = ByIdentity((table, [use.ids for use in found]) for table, found in lookups.items())

@@ -22,41 +22,28 @@ from kerasps.variables.rows.sharding import from_start
 
 
 class LookupIds(NamedTuple):
-    """The ids of a look-up.
+    """The ids of a look-up."""
 
-    Attributes:
-        ids: integers of any shape.
-        from_end: whether negative ids count from the end.
-    """
-
-    ids: tf.Tensor
-    from_end: bool
+    ids: tf.Tensor  # integers of any shape
+    from_end: bool  # whether negative ids count from the end
 
 
 class Asked(NamedTuple):
-    """The tensors of a `RowRequest`, as the function that computes them returns them.
+    """The tensors of a `RowRequest`, as the function that computes them returns them."""
 
-    Attributes:
-        ids: int32: for each shard, the places of the rows in their storage, table by table; of
-            tables without a vocabulary the keys (see `AskedKeys.sent`).
-        counts: int32: for each shard, the number of requested rows of each table.
-        order: int32: for each shard, the indices of its rows among the different rows; empty for
-            one shard.
-        totals: int32: the number of requested rows of each table, in all shards.
-        positions: int32, flat: for each look-up, table by table, the place of each id among the
-            rows of its table.
-        all_positions: int32, flat: for all look-ups, end to end, the place of each id among the
-            rows of all tables.
-        sizes: int32: the number of ids of each look-up.
-    """
-
+    # int32: for each shard, the places of the rows in their storage, table by table; of tables
+    # without a vocabulary the keys (see `AskedKeys.sent`).
     ids: list[tf.Tensor]
-    counts: list[tf.Tensor]
+    counts: list[tf.Tensor]  # int32: for each shard, the number of requested rows of each table
+    # int32: for each shard, the indices of its rows among the different rows; empty for one shard.
     order: list[tf.Tensor]
-    totals: tf.Tensor
+    totals: tf.Tensor  # int32: the number of requested rows of each table, in all shards
+    # int32, flat: for each look-up, table by table, the place of each id among the rows of its
+    # table.
     positions: list[list[tf.Tensor]]
+    # int32, flat: for all look-ups, end to end, the place of each id among the rows of all tables.
     all_positions: tf.Tensor
-    sizes: tf.Tensor
+    sizes: tf.Tensor  # int32: the number of ids of each look-up
 
 
 class RowRequest:
@@ -345,7 +332,6 @@ def _all_in_range(
     """Return `ids` after a check that each is a row of the table in which it is looked up.
 
     Args:
-        ids: the ids of all look-ups, end to end.
         lookup_of: the index of the look-up of each id.
     """
     unsigned = _unsigned(ids)

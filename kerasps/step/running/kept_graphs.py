@@ -46,17 +46,11 @@ _ATTRIBUTES_WITHOUT_MEANING = {
 
 @dataclass(frozen=True)
 class _Kept:
-    """A step graph that is kept.
+    """A step graph that is kept."""
 
-    Attributes:
-        step_graph: the concrete function.
-        texts: the texts in its error messages (see `message_texts.py`).
-        size: its number of operations.
-    """
-
-    step_graph: Any
-    texts: list[str]
-    size: int
+    step_graph: Any  # the concrete function
+    texts: list[str]  # the texts in its error messages (see `message_texts.py`)
+    size: int  # its number of operations
 
 
 class KeptGraphs:
@@ -134,9 +128,6 @@ class _Meaning:
     """A digest of what a graph does; it ignores names of operations and functions.
 
     It also ignores texts in messages, except which of them are the same.
-
-    Attributes:
-        texts: the texts found, in order.
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
@@ -147,7 +138,7 @@ class _Meaning:
         # Functions are numbered in the order in which the graph calls them.
         self._numbers: dict[str, int] = {}
         self._digest = hashlib.sha256()
-        self.texts: list[str] = []
+        self.texts: list[str] = []  # the texts found, in order
         self._number_of_text: dict[str, int] = {}
 
     def of(

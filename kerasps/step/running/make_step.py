@@ -35,8 +35,7 @@ def explaining(
 ) -> Iterator[None]:
     """In this context, explain why no step can be traced for some batches.
 
-    Raises:
-        InputError: the reason is known.
+    Raises InputError if the reason is known.
     """
     try:
         yield
@@ -100,10 +99,6 @@ def step_function(
     """Return the model's step for batches of `element_spec`; make a new one if none serves.
 
     The trace builds layers and optimizers that are not built yet, as Keras's does.
-
-    Args:
-        devices: the computing devices of each task that runs such steps.
-        fused: see `TracedStep`.
     """
     host = step_host_of(model)
     fused = fused and host.extended.may_fuse

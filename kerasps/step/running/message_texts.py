@@ -69,8 +69,7 @@ class OtherWords:
     def add(self, theirs: Sequence[str], ours: Sequence[str]) -> bool:
         """Add the texts of a graph that is about to be used, and their translations.
 
-        Returns:
-            True if every text still has one translation. Otherwise, nothing is added.
+        Returns True if every text still has one translation. Otherwise, nothing is added.
         """
         words = dict(self._words)
         for text, meant in zip(theirs, ours, strict=True):

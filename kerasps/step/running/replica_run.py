@@ -32,17 +32,12 @@ from kerasps.variables import LookupTables, ParameterServerVariable, anonymous_h
 
 
 class CallTicket(NamedTuple):
-    """The ticket that the pushes of one call carry; holds numbers, or tensors of them.
+    """The ticket that the pushes of one call carry; holds numbers, or tensors of them."""
 
-    Attributes:
-        lane: the lane in which the worker pushes (see `variables.Fences`).
-        number: the number of the call in that lane.
-        applied: for each ps of the cluster, how many of the call's first pushes it has applied
-            before, for a worker that was lost.
-    """
-
-    lane: Any
-    number: Any
+    lane: Any  # the lane in which the worker pushes (see `variables.Fences`)
+    number: Any  # the number of the call in that lane
+    # For each ps of the cluster, how many of the call's first pushes it has applied before, for a
+    # worker that was lost.
     applied: Sequence[Any]
 
     @staticmethod
@@ -214,11 +209,7 @@ def _is_whole(graph: tf.Graph) -> bool:
 
 
 class ReplicaFunction:
-    """A function that `strategy.run` received, and its arguments (see `Method`).
-
-    Attributes:
-        batch: the tensors among the arguments.
-    """
+    """A function that `strategy.run` received, and its arguments (see `Method`)."""
 
     name = "The function given to `strategy.run`"
     whose = ""
@@ -235,6 +226,7 @@ class ReplicaFunction:
         self._given = tuple(args), dict(kwargs)
         self._graph = tf.compat.v1.get_default_graph()
         self._iterators: ByIdentity[Any, HoistedIterator] = ByIdentity()
+        # The tensors among the arguments.
         self.batch = [leaf for leaf in tf.nest.flatten(self._given) if _is_tensor(leaf)]
         self._result: Any = None
 

@@ -38,22 +38,15 @@ from kerasps.variables.keras.joins import Join
 
 @dataclass(frozen=True)
 class ExecutionResult:
-    """The results of one or more executions on a worker.
+    """The results of one or more executions on a worker."""
 
-    Attributes:
-        steps: the number of steps that were done.
-        metrics: the metric states of these steps alone.
-        rows: the number of rows read of each shard of a table, in one array; empty without tables.
-        logs: the logs of the last step, except the metrics.
-        outputs: the predictions of each step.
-        call_seconds: the time of the call that fetched them; None if it ran steps, too.
-    """
-
-    steps: int
-    metrics: list[np.ndarray]
+    steps: int  # the number of steps that were done
+    metrics: list[np.ndarray]  # the metric states of these steps alone
+    # The number of rows read of each shard of a table, in one array; empty without tables.
     rows: list[np.ndarray]
-    logs: dict[str, np.ndarray]
-    outputs: list[Any]
+    logs: dict[str, np.ndarray]  # the logs of the last step, except the metrics
+    outputs: list[Any]  # the predictions of each step
+    # The time of the call that fetched them; None if it ran steps, too.
     call_seconds: float | None = None
 
 
@@ -61,18 +54,12 @@ class TracedStep:
     """A traced step of a model, and the step graphs that were built from it.
 
     Args:
-        model: a built `keras.Model` made under the strategy's scope.
         method: the method of the model to trace: `"train_step"`, `"test_step"` or
             `"predict_step"`.
         fused: whether small variables are fused between `load` and `store` (`FusedVariables`):
             steps are faster, flights start more slowly.
         device: the device that computes, in short ("GPU:0"); `trace_for` adds others.
         known: another step of the model, which saves traces; None for none.
-
-    Attributes:
-        plans: its plans, by the devices that compute.
-        earlier: steps of the model in the same mode for other batches, the last used one first.
-        joins: the ways in which the states of metrics are joined, in the order of `metrics`.
     """
 
     def __init__(
@@ -100,14 +87,16 @@ class TracedStep:
             fused=fused,
             known=None if known is None else known._tracer,
         )
-        self.plans = DevicePlans(self._tracer, device)
+        self.plans = DevicePlans(self._tracer, device)  # its plans, by the devices that compute
         self._trace = self.plans.trace
         self._plan = self._trace.plan
+        # The ways in which the states of metrics are joined, in the order of `metrics`.
         self.joins: list[Join] = self._plan.joins
         self._variables = WorkerVariables(
             self._plan.state, len(self._plan.push.devices), self.joins
         )
         self._state = _state_of(model)
+        # Steps of the model in the same mode for other batches, the last used one first.
         self.earlier: list[TracedStep] = []
         # Updated by the code that drives the step.
         self.timing = StepTiming()
@@ -187,8 +176,6 @@ class TracedStep:
             source_spec: the `tf.data.IteratorSpec` of the worker's iterator; None for a list of
                 batches.
             checked: whether the data may end within the execution.
-            runner: the way to run it: on a worker, which returns the state or keeps it until
-                `collect`, or in this process.
             is_redone: whether it skips pushes that the ticket lists as applied before; others push
                 every step.
             devices: the devices that compute; the step must be traced for them (see `plans`).
@@ -235,10 +222,8 @@ class TracedStep:
     def start(self, lane: int) -> list[tf.Tensor]:
         """Make the worker on whose device this runs ready for executions.
 
-        Fills its lookup tables and sets the lane of its pushes (see `variables.Fences`).
-
-        Returns:
-            The handles of the variables that the worker keeps, for all calls below.
+        Fills its lookup tables and sets the lane of its pushes (see `variables.Fences`). Returns
+        the handles of the variables that the worker keeps, for all calls below.
         """
         self._plan.lookup_tables.bring()
         ticket = Ticket(lane, [0] * len(self.devices))
@@ -263,7 +248,6 @@ class TracedStep:
         """Run a step graph on the current device, and return its result.
 
         Args:
-            graph: the step graph, from `step_graph`.
             handles: the handles from `start`; None on the coordinator.
             source: the resource of the worker's iterator, or a list of batches.
         """

@@ -22,15 +22,11 @@ _POLL_S = 0.1
 
 
 class DevicePlans:
-    """Traces a step for each kind of worker.
-
-    Attributes:
-        trace: the first trace.
-    """
+    """Traces a step for each kind of worker."""
 
     def __init__(self, tracer: Tracer, device: str) -> None:
         self._tracer = tracer
-        self.trace = tracer.trace(device)
+        self.trace = tracer.trace(device)  # the first trace
         self._plans: dict[tuple[str, ...], StepPlan] = {(device,): self.trace.plan}
         self._awaited: set[tuple[str, ...]] = set()
         self._has_changed = threading.Condition()

@@ -43,58 +43,37 @@ MAX_OVERLAPPING_OPERATIONS = 12000
 
 @dataclass(frozen=True)
 class ExecutionLimits:
-    """The limits on the number of steps in an execution.
+    """The limits on the number of steps in an execution."""
 
-    Attributes:
-        steps: the most steps; None for no limit. Steps that predict are not looped, and outputs
-            that cannot be put end to end return step by step.
-        fed_steps: the most steps if the batches are sent to the worker.
-        unrolled: the most steps that are laid out one after the other.
-        overlapping: the number of steps that overlap with each other; 1 if none do.
-    """
-
+    # The most steps; None for no limit. Steps that predict are not looped, and outputs that cannot
+    # be put end to end return step by step.
     steps: int | None
-    fed_steps: int
-    unrolled: int
-    overlapping: int
+    fed_steps: int  # the most steps if the batches are sent to the worker
+    unrolled: int  # the most steps that are laid out one after the other
+    overlapping: int  # the number of steps that overlap with each other; 1 if none do
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The phases of a step, and the records that its step graphs need.
+    """The phases of a step, and the records that its step graphs need."""
 
-    Attributes:
-        pull: the first phase.
-        compute: the second.
-        push: the third.
-        names: the names of the inputs of the compute phase's graph, by replica.
-        fused: the fused variables.
-        find_handles: finds by name, in a step graph, the variables that the phases have captured.
-        lookup_tables: the lookup tables that the compute phase has captured.
-        joins: the ways in which the states of metrics are joined, in their order.
-        draws: the number of seeds that a step takes from each generator.
-        draw: draws the seeds on a ps, if their states are there (see `variables.StandIns`).
-        log_names: the names of the logs that the step returned beside the metrics.
-        outputs: the specs of the tensors that it predicted.
-        joins_outputs: whether the outputs of several steps can be put end to end.
-        overlaps: whether a step pulls while the push of the step before is in flight.
-        single: the plan of one replica, for left-over batches, if the step has several; else None.
-    """
-
-    pull: PullPhase
-    compute: ComputePhase
-    push: PushPhase
-    names: list[InputNames]
-    fused: FusedVariables
+    pull: PullPhase  # the first phase
+    compute: ComputePhase  # the second
+    push: PushPhase  # the third
+    names: list[InputNames]  # the names of the inputs of the compute phase's graph, by replica
+    fused: FusedVariables  # the fused variables
+    # Finds by name, in a step graph, the variables that the phases have captured.
     find_handles: HandleFinder
-    lookup_tables: LookupTables
-    joins: list[Join]
-    draws: list[int]
+    lookup_tables: LookupTables  # the lookup tables that the compute phase has captured
+    joins: list[Join]  # the ways in which the states of metrics are joined, in their order
+    draws: list[int]  # the number of seeds that a step takes from each generator
+    # Draws the seeds on a ps, if their states are there (see `variables.StandIns`).
     draw: SeedDraw | None
-    log_names: list[str]
-    outputs: list[tf.TensorSpec]
-    joins_outputs: bool
-    overlaps: bool
+    log_names: list[str]  # the names of the logs that the step returned beside the metrics
+    outputs: list[tf.TensorSpec]  # the specs of the tensors that it predicted
+    joins_outputs: bool  # whether the outputs of several steps can be put end to end
+    overlaps: bool  # whether a step pulls while the push of the step before is in flight
+    # The plan of one replica, for left-over batches, if the step has several; else None.
     single: StepPlan | None = None
 
     @property

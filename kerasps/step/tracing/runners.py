@@ -16,15 +16,10 @@ Steps = Callable[..., Any]
 
 
 class Runner(Protocol):
-    """Wraps the function that does an execution's steps into the function that the caller calls.
+    """Wraps the function that does an execution's steps into the function that the caller calls."""
 
-    Attributes:
-        copies_tables: whether a step reads copies of lookup tables that were sent to the runner.
-        inlines: whether TensorFlow may inline the steps into the function around them.
-    """
-
-    copies_tables: bool
-    inlines: bool
+    copies_tables: bool  # whether a step reads copies of lookup tables that were sent to the runner
+    inlines: bool  # whether TensorFlow may inline the steps into the function around them
 
     def function(
         self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]

@@ -23,17 +23,12 @@ _MAX_SEED = 2**31 - 1
 
 
 class Header(NamedTuple):
-    """The header that the coordinator sends with an execution: its place in the training.
+    """The header that the coordinator sends with an execution: its place in the training."""
 
-    Attributes:
-        first_step: the global number of the first step.
-        seeds: the seed of each generator that a step draws from, and its counter at that step.
-        draws: the number of seeds that a step takes from each.
-    """
-
-    first_step: Any
+    first_step: Any  # the global number of the first step
+    # The seed of each generator that a step draws from, and its counter at that step.
     seeds: Sequence[Sequence[Any]]
-    draws: Sequence[int] = ()
+    draws: Sequence[int] = ()  # the number of seeds that a step takes from each
 
     @staticmethod
     def spec() -> tf.TensorSpec:
@@ -68,20 +63,14 @@ class Header(NamedTuple):
 
 
 class StepState(NamedTuple):
-    """The state that passes from step to step; holds tensors, arrays or their specs.
+    """The state that passes from step to step; holds tensors, arrays or their specs."""
 
-    Attributes:
-        steps: the number of steps that are done.
-        metrics: the states of metrics over these steps alone.
-        rows: the number of rows that the steps asked for from each shard of a table, in one tensor;
-            empty for a model without tables.
-        logs: the logs of the last step, except the metrics.
-    """
-
-    steps: Any
-    metrics: list[Any]
+    steps: Any  # the number of steps that are done
+    metrics: list[Any]  # the states of metrics over these steps alone
+    # The number of rows that the steps asked for from each shard of a table, in one tensor; empty
+    # for a model without tables.
     rows: list[Any]
-    logs: list[Any]
+    logs: list[Any]  # the logs of the last step, except the metrics
 
     def start(self, joins: Sequence[Join]) -> StepState:
         """Return the state before the first step; call it on a state of specs."""
@@ -105,15 +94,11 @@ class StepState(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """The ticket with which a ps applies a worker's pushes; holds numbers, or tensors of them.
+    """The ticket with which a ps applies a worker's pushes; holds numbers, or tensors of them."""
 
-    Attributes:
-        lane: the lane in which it pushes (see `variables.Fences`).
-        applied: for each ps that the step pushes to, how many of the first steps of the current
-            executions it has applied before, for a worker that was lost.
-    """
-
-    lane: Any
+    lane: Any  # the lane in which it pushes (see `variables.Fences`)
+    # For each ps that the step pushes to, how many of the first steps of the current executions it
+    # has applied before, for a worker that was lost.
     applied: Sequence[Any]
 
     @classmethod

@@ -29,34 +29,21 @@ PUSH_SCOPE = "push"
 
 
 class StepResult(NamedTuple):
-    """The result of one step or of several steps.
+    """The result of one step or of several steps."""
 
-    Attributes:
-        state: the state after the last step.
-        predicted: the predicted tensors of each batch.
-    """
-
-    state: StepState
-    predicted: list[list[tf.Tensor]]
+    state: StepState  # the state after the last step
+    predicted: list[list[tf.Tensor]]  # the predicted tensors of each batch
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The division of an execution's batches into steps.
+    """The division of an execution's batches into steps."""
 
-    Attributes:
-        spec: of an iterator (`tf.data.IteratorSpec`), or of a list of batches.
-        checked: whether the iterator may end within the execution.
-        blocks: the number of blocks of unrolled steps in the loop.
-        block: the number of batches that each step of a block takes.
-        rest: likewise, for the steps that are unrolled behind the loop.
-    """
-
-    spec: Any
-    checked: bool
-    blocks: int
-    block: list[int]
-    rest: list[int]
+    spec: Any  # of an iterator (`tf.data.IteratorSpec`), or of a list of batches
+    checked: bool  # whether the iterator may end within the execution
+    blocks: int  # the number of blocks of unrolled steps in the loop
+    block: list[int]  # the number of batches that each step of a block takes
+    rest: list[int]  # likewise, for the steps that are unrolled behind the loop
 
     @classmethod
     def of(
@@ -109,7 +96,6 @@ def build_step_graph(
     Args:
         source_spec: the spec of an iterator, whose resource is then the argument, or of a list of
             batches, which is then the argument.
-        num_batches: the number of batches to take.
         checked: whether the iterator may end within the execution.
     """
     layout = _Layout.of(plan, source_spec, num_batches, checked=checked)
@@ -240,11 +226,7 @@ def _joined(plan: StepPlan, outputs: list[list[tf.Tensor]]) -> tuple[list[tf.Ten
 
 
 class _Step:
-    """Adds the operations of one step to a step graph.
-
-    Attributes:
-        overlap: makes steps overlap; None if each step waits for the one before.
-    """
+    """Adds the operations of one step to a step graph."""
 
     def __init__(
         self, plan: StepPlan, ticket: Ticket, *header: tf.Tensor, copies_tables: bool
@@ -254,6 +236,7 @@ class _Step:
         num_seeds = len(plan.seeds)
         self._seeds = Header.from_tensor(header[0], num_seeds).seeds if header else []
         self._handles = plan.find_handles()
+        # Makes steps overlap; None if each step waits for the one before.
         self.overlap = Overlap(plan) if plan.overlaps else None
         if copies_tables:
             for step_plan in (plan, plan.single):

@@ -41,15 +41,10 @@ def _joining(join: Join, state: Field) -> Change:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Decides how metric states, seeds and updates enter and leave a step.
+    """Decides how metric states, seeds and updates enter and leave a step."""
 
-    Attributes:
-        host: the host of the strategy.
-        trains_bare: whether the step may assign bare `tf.Variable`s and train them with an
-            optimizer.
-    """
-
-    host: StepHost
+    host: StepHost  # the host of the strategy
+    # Whether the step may assign bare `tf.Variable`s and train them with an optimizer.
     trains_bare: ClassVar[bool] = False
 
     def outputs(self, outputs: ComputeOutputs, joins: Sequence[Join]) -> ComputeOutputs:
@@ -74,8 +69,7 @@ class Surroundings:
     ) -> UpdateRule:
         """Return the rule for when the pushes of the step take effect.
 
-        Raises:
-            UnsupportedError: updates are synchronous, and the step does not support that.
+        Raises UnsupportedError if updates are synchronous, and the step does not support that.
         """
         raise NotImplementedError
 
@@ -103,13 +97,9 @@ class FitSurroundings(Surroundings):
 
 @dataclass(frozen=True)
 class CallSurroundings(Surroundings):
-    """The surroundings of a step in a function that users schedule: a ps keeps states.
+    """The surroundings of a step in a function that users schedule: a ps keeps states."""
 
-    Attributes:
-        numbers_calls: whether a push carries the number of its call.
-    """
-
-    numbers_calls: bool
+    numbers_calls: bool  # whether a push carries the number of its call
     trains_bare: ClassVar[bool] = True
 
     def outputs(self, outputs: ComputeOutputs, joins: Sequence[Join]) -> ComputeOutputs:

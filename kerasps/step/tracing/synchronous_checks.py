@@ -12,8 +12,7 @@ from kerasps.step.updates.update import Update
 def check_no_update(updates: Sequence[Update]) -> None:
     """Check that a function that a custom loop schedules applies no optimizer.
 
-    Raises:
-        UnsupportedError: it applies one.
+    Raises UnsupportedError if it applies one.
     """
     for update in updates:
         raise _unsupported(
@@ -26,8 +25,7 @@ def check_no_update(updates: Sequence[Update]) -> None:
 def check_synchronous(method: str, updates: Sequence[Update], inventory: Inventory) -> None:
     """Check that an update by the mean of several workers' gradients is exact.
 
-    Raises:
-        UnsupportedError: it is not.
+    Raises UnsupportedError if it is not.
     """
     for update in updates:
         reason = _reason_against(update)

@@ -56,34 +56,23 @@ MAX_TRACES = 8
 
 @dataclass(frozen=True)
 class Trace:
-    """A step as it was traced.
+    """A step as it was traced."""
 
-    Attributes:
-        plan: all that a step graph needs to know.
-        predicted: the predictions of the step, as tensors of the trace; [] if it predicts nothing.
-        logs_are_metrics: whether the step returned the model's metrics and nothing else.
-        results: those of the other logs that are, or follow from, results of metrics.
-    """
-
-    plan: StepPlan
+    plan: StepPlan  # all that a step graph needs to know
+    # The predictions of the step, as tensors of the trace; [] if it predicts nothing.
     predicted: Any
-    logs_are_metrics: bool
+    logs_are_metrics: bool  # whether the step returned the model's metrics and nothing else
+    # Those of the other logs that are, or follow from, results of metrics.
     results: dict[str, MetricResult | DerivedLog]
 
 
 class _Call(NamedTuple):
-    """A call of the method in a trace.
+    """A call of the method in a trace."""
 
-    Attributes:
-        phases: the compute phase of each replica.
-        returned: the results of each replica.
-        outputs: the tensors that leave the step.
-        replica_of: returns the replica of an operation, by its place in the graph.
-    """
-
-    phases: list[Compute]
-    returned: list[Returned]
-    outputs: ComputeOutputs
+    phases: list[Compute]  # the compute phase of each replica
+    returned: list[Returned]  # the results of each replica
+    outputs: ComputeOutputs  # the tensors that leave the step
+    # Returns the replica of an operation, by its place in the graph.
     replica_of: Callable[[int], int]
 
 

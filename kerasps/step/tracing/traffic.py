@@ -107,21 +107,14 @@ class LoadReport(Sequence[TaskLoad]):
 
 @dataclass(frozen=True)
 class TableTraffic:
-    """A shard of a table.
+    """A shard of a table."""
 
-    Attributes:
-        ps: the index of its ps.
-        name: the path of the table.
-        row_bytes: the bytes of a row.
-        is_written: whether steps write it too.
-        num_rows: the number of its rows; of a table without a vocabulary, a function that returns
-            the last number that is known.
-    """
-
-    ps: int
-    name: str
-    row_bytes: int
-    is_written: bool
+    ps: int  # the index of its ps
+    name: str  # the path of the table
+    row_bytes: int  # the bytes of a row
+    is_written: bool  # whether steps write it too
+    # The number of its rows; of a table without a vocabulary, a function that returns the last
+    # number that is known.
     num_rows: int | Callable[[], int] = 0
 
     @property
@@ -132,34 +125,23 @@ class TableTraffic:
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """The bytes and rows that each step moves.
+    """The bytes and rows that each step moves."""
 
-    Attributes:
-        dense_read: the bytes of dense variables that each ps sends.
-        dense_written: the bytes of their gradients and new values that each ps receives.
-        tables: the shards of tables; the steps count their rows when they ask for them.
-    """
-
-    dense_read: dict[int, int]
+    dense_read: dict[int, int]  # the bytes of dense variables that each ps sends
+    # The bytes of their gradients and new values that each ps receives.
     dense_written: dict[int, int]
+    # The shards of tables; the steps count their rows when they ask for them.
     tables: Sequence[TableTraffic]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """The rows and bytes that one ps has sent and received.
+    """The rows and bytes that one ps has sent and received."""
 
-    Attributes:
-        rows_read: the rows of tables that it sent.
-        bytes_read: the bytes of the values that it sent.
-        rows_written: the rows for which it received gradients.
-        bytes_written: the bytes of the gradients and new values that it received.
-    """
-
-    rows_read: int = 0
-    bytes_read: int = 0
-    rows_written: int = 0
-    bytes_written: int = 0
+    rows_read: int = 0  # the rows of tables that it sent
+    bytes_read: int = 0  # the bytes of the values that it sent
+    rows_written: int = 0  # the rows for which it received gradients
+    bytes_written: int = 0  # the bytes of the gradients and new values that it received
 
     def __add__(self, other: Moved) -> Moved:
         return Moved(

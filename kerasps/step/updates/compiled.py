@@ -38,26 +38,18 @@ _MakeUpdate = Callable[[ParameterServerVariable, tf.Tensor], None]
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A compiled update.
+    """A compiled update."""
 
-    Attributes:
-        function: runs the update, given the gradient as it was sent.
-        captures: the tensors that the function captured.
-        held: the storages of the values and the slots that it was traced with.
-    """
-
+    # Runs the update, given the gradient as it was sent.
     function: tf.types.experimental.ConcreteFunction
-    captures: Sequence[tf.Tensor]
-    held: Sequence[tf.Variable]
+    captures: Sequence[tf.Tensor]  # the tensors that the function captured
+    held: Sequence[tf.Variable]  # the storages of the values and the slots that it was traced with
 
 
 class CompiledUpdates:
     """The compiled updates of an optimizer's variables on one ps.
 
     Variables of one shape share a function if their updates are the same.
-
-    Args:
-        phase: the phase of the updates; it returns the storage of a variable.
     """
 
     def __init__(self, phase: UpdatePhase) -> None:
@@ -69,14 +61,7 @@ class CompiledUpdates:
     ) -> bool:
         """Update a variable, if compiling pays. Call while the phase is entered.
 
-        Args:
-            variable: the variable to update.
-            gradient: its gradient.
-            make_update: given the variable and the gradient, applies weight decay and
-                `update_step`.
-
-        Returns:
-            True if it updated the variable.
+        Returns True if it updated the variable.
         """
         optimizer = self._phase.optimizer
         slots = slots_of(optimizer)[optimizer._get_variable_index(variable)]
@@ -144,10 +129,7 @@ def _traced(
     """Trace an update; return None if it has operations that may not be compiled.
 
     Args:
-        make_update: makes the update.
-        variable: the variable to update.
         sent: the gradient, in the dtype in which it was sent.
-        held: the storages of the values and the slots.
     """
 
     def update(sent: tf.Tensor) -> None:

@@ -44,14 +44,7 @@ class _UpdateOfRows(UpdatePhase):
     """The phase in which a variable and its slots are some of their rows.
 
     Args:
-        optimizer: the `keras.optimizers.Optimizer`.
-        scalars: its learning rate and shared state.
-        shared: the variables of the shared state.
-        variable: the variable to update.
         rows: the rows of the variable, and of its slots of the same shape.
-
-    Attributes:
-        assigned: all values that the update assigns.
     """
 
     def __init__(
@@ -63,7 +56,7 @@ class _UpdateOfRows(UpdatePhase):
         rows: ByIdentity[ParameterServerVariable, tf.Tensor],
     ) -> None:
         super().__init__(optimizer, scalars, shared)
-        self.assigned: list[tf.Tensor] = []
+        self.assigned: list[tf.Tensor] = []  # all values that the update assigns
         self._variable = variable
         self._rows = rows
         self._graph = tf.compat.v1.get_default_graph()
@@ -112,15 +105,7 @@ def coupling_of(
 ) -> str | None:
     """Return how an update couples the rows of `variable`; None if it treats them one by one.
 
-    Args:
-        optimizer: the `keras.optimizers.Optimizer`.
-        variable: the variable that it updates.
-        gradient_dtype: the dtype of the gradient.
-        scalars: the specs of the scalars.
-        shared: the optimizer's shared state.
-
-    Raises:
-        UnsupportedError: the update needs another variable.
+    Raises UnsupportedError if the update needs another variable.
     """
     slots = _slots(optimizer, variable)
     alike = [variable, *(slot for slot in slots if slot.storage.shape == variable.storage.shape)]
@@ -200,8 +185,6 @@ def refusal(
     """Return the error of an update that couples the rows of a variable in shards.
 
     Args:
-        optimizer: the `keras.optimizers.Optimizer`.
-        variable: the variable.
         how: the result of `coupling_of`.
     """
     if not is_elementwise(optimizer):

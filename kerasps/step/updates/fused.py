@@ -35,21 +35,13 @@ _Variables = Collection[ParameterServerVariable]
 
 @dataclass(frozen=True, eq=False)
 class FusedVariable:
-    """Shards on one ps, laid end to end, and their slots likewise.
+    """Shards on one ps, laid end to end, and their slots likewise."""
 
-    Attributes:
-        update: the number of the `Optimizer.apply` that changes them.
-        device: the device of the ps.
-        shards: the shards that are laid end to end.
-        values: their elements.
-        slots: the elements of their first slots, of their second ones, and so on.
-    """
-
-    update: int
-    device: str
-    shards: list[Shard]
-    values: NamedVariable
-    slots: list[NamedVariable]
+    update: int  # the number of the `Optimizer.apply` that changes them
+    device: str  # the device of the ps
+    shards: list[Shard]  # the shards that are laid end to end
+    values: NamedVariable  # their elements
+    slots: list[NamedVariable]  # the elements of their first slots, of their second ones, and so on
 
     @property
     def spec(self) -> WireSpec:
@@ -81,21 +73,13 @@ class FusedVariable:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The place of shards in a fused variable that is not made yet.
+    """The place of shards in a fused variable that is not made yet."""
 
-    Attributes:
-        update: the number of the `Optimizer.apply` that changes them.
-        optimizer: the optimizer.
-        device: the device of the ps.
-        shards: the shards.
-        dtypes: the dtypes of the values and of their slots.
-    """
-
-    update: int
+    update: int  # the number of the `Optimizer.apply` that changes them
     optimizer: Any
-    device: str
+    device: str  # the device of the ps
     shards: list[Shard]
-    dtypes: tuple[tf.DType, ...]
+    dtypes: tuple[tf.DType, ...]  # the dtypes of the values and of their slots
 
     def is_same(self, other: _Layout) -> bool:
         """Return True if a fused variable of the other layout serves this one."""
@@ -114,13 +98,7 @@ class FusedVariables:
     that is made anew finds its graph again (see `running/kept_graphs.py`).
 
     Args:
-        updates: the updates of the step's optimizers, in order.
-        read: the variables that the step reads whole.
-        assigned: the variables that it assigns.
         before: the fused variables of another step of the model; None for none.
-
-    Attributes:
-        all: the fused variables, on any ps.
     """
 
     def __init__(
@@ -140,7 +118,7 @@ class FusedVariables:
             self._loads: dict[str, Any] = before._loads
             self._stores: dict[str, Any] = before._stores
             return
-        self.all = [_fused(layout) for layout in self._layouts]
+        self.all = [_fused(layout) for layout in self._layouts]  # the fused variables, on any ps
         by_device: dict[str, list[FusedVariable]] = {}
         for fused in self.all:
             by_device.setdefault(fused.device, []).append(fused)

@@ -30,13 +30,7 @@ def update_by_kernel(
 
     Call while `phase` is entered.
 
-    Args:
-        phase: knows the optimizer and the storages.
-        variable: the variable to update.
-        gradient: its gradient.
-
-    Returns:
-        True if it updated the variable.
+    Returns True if it updated the variable.
     """
     optimizer = phase.optimizer
     if not has_kernel(optimizer):

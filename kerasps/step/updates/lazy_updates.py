@@ -20,13 +20,10 @@ _MOST_NAMES = 3
 
 
 class LazyUpdates:
-    """Tells users of lazy updates, once for each class of optimizer.
-
-    Attributes:
-        is_default: whether `sparse_updates` is "lazy" because the user has not chosen.
-    """
+    """Tells users of lazy updates, once for each class of optimizer."""
 
     def __init__(self) -> None:
+        # Whether `sparse_updates` is "lazy" because the user has not chosen.
         self.is_default = False
         self._told: set[type] = set()
 

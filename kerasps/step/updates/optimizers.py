@@ -106,8 +106,7 @@ def check_updates_by_rows(
 ) -> None:
     """Check that an optimizer can update the tables without a vocabulary, which have some rows.
 
-    Raises:
-        UnsupportedError: it changes rows without a gradient.
+    Raises UnsupportedError if it changes rows without a gradient.
     """
     for table in variables:
         if not table.has_whole_value:

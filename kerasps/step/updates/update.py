@@ -12,40 +12,27 @@ from kerasps.variables import ParameterServerVariable
 
 
 class UpdateTensors(NamedTuple):
-    """The tensors of one `optimizer.apply`; lists are in the order of the update's variables.
+    """The tensors of one `optimizer.apply`; lists are in the order of the update's variables."""
 
-    Attributes:
-        scalars: the learning rate and shared state.
-        gradients: a gradient per variable; for a table, one row for each row asked for.
-        applied: whether the optimizer was applied, if that is conditional; else None.
-        addends: for each variable, the addends of its gradient, if the step used the gradient only
-            for the optimizer (see `found_rows.py`): for each look-up, a tensor with a row for each
-            id. Mostly nothing.
-    """
-
-    scalars: Scalars
-    gradients: list[Any]
-    applied: Any = None
+    scalars: Scalars  # the learning rate and shared state
+    gradients: list[Any]  # a gradient per variable; for a table, one row for each row asked for
+    applied: Any = None  # whether the optimizer was applied, if that is conditional; else None
+    # For each variable, the addends of its gradient, if the step used the gradient only for the
+    # optimizer (see `found_rows.py`): for each look-up, a tensor with a row for each id. Mostly
+    # nothing.
     addends: Sequence[list[Any]] = ()
 
 
 @dataclass(frozen=True)
 class Update:
-    """One `optimizer.apply`: all that the push needs to carry it out on the ps tasks.
-
-    Attributes:
-        optimizer: the `keras.optimizers.Optimizer`.
-        variables: the variables that it updates.
-        shared: the variables of its shared state.
-        coupled: the tables of which it updates all rows, since it couples them.
-        tensors: the tensors that the step computed for it.
-        lookups: for each variable whose gradient's addends are known, the indices of their
-            look-ups, in their order.
-    """
+    """One `optimizer.apply`: all that the push needs to carry it out on the ps tasks."""
 
     optimizer: Any
-    variables: list[ParameterServerVariable]
-    shared: list[ParameterServerVariable]
+    variables: list[ParameterServerVariable]  # the variables that it updates
+    shared: list[ParameterServerVariable]  # the variables of its shared state
+    # The tables of which it updates all rows, since it couples them.
     coupled: IdentitySet[ParameterServerVariable]
-    tensors: UpdateTensors
+    tensors: UpdateTensors  # the tensors that the step computed for it
+    # For each variable whose gradient's addends are known, the indices of their look-ups, in their
+    # order.
     lookups: ByIdentity[ParameterServerVariable, list[int]] = field(default_factory=ByIdentity)

@@ -24,16 +24,13 @@ class Scalars(NamedTuple):
     """The scalars that an update needs beside the gradient; the worker sends them to every ps.
 
     Holds tensors, their specs, or their names in a graph.
-
-    Attributes:
-        learning_rate: a float32 scalar.
-        shared: the values of the optimizer's shared state: the iterations, a product of momenta.
-        clip_scale: the factor that clips accumulated gradients by their global norm; None if the
-            optimizer does not.
     """
 
-    learning_rate: Any
+    learning_rate: Any  # a float32 scalar
+    # The values of the optimizer's shared state: the iterations, a product of momenta.
     shared: list[Any]
+    # The factor that clips accumulated gradients by their global norm; None if the optimizer does
+    # not.
     clip_scale: Any = None
 
 
@@ -72,8 +69,6 @@ class UpdatePhase:
     See `variables.Phase`. A subclass says where all other variables are.
 
     Args:
-        optimizer: the `keras.optimizers.Optimizer`.
-        scalars: its learning rate and shared state.
         shared: the variables of the shared state, in the order of the scalars.
     """
 
@@ -175,8 +170,6 @@ def finish(
     """Run the part of an update after clipping, for `variable`.
 
     Args:
-        phase: the phase to run it in.
-        variable: the variable to update.
         gradient: its gradient; None moves only its moving average.
         clip_scale: the factor of the accumulated gradient, if the worker has computed it.
     """

@@ -127,9 +127,6 @@ class FitBackups:
     Contract: enter it for the time of the `fit`. Call `resume` when the training has begun,
     `at_turn` between two reports of its loop, `at_epoch_end` after all callbacks' `on_epoch_end`,
     and `finish` before their `on_train_end`. Thread: `fit`'s.
-
-    Attributes:
-        epoch: the number of the current epoch.
     """
 
     def __init__(
@@ -140,7 +137,7 @@ class FitBackups:
         validation: Input | None,
     ) -> None:
         self.model = model
-        self.epoch = 0
+        self.epoch = 0  # the number of the current epoch
         self._callbacks = callbacks.callbacks
         self._variables = function.variables
         self._validation = validation
@@ -216,8 +213,7 @@ class FitBackups:
     def resume(self, loop: Loop) -> int | None:
         """Set the loop, seeds and callbacks to the state of the restored backup.
 
-        Returns:
-            The number of the epoch to begin with; None if nothing was restored.
+        Returns the number of the epoch to begin with; None if nothing was restored.
         """
         position = self._restored
         if position is None:
@@ -255,8 +251,7 @@ class FitBackups:
     def at_turn(self, loop: Loop) -> None:
         """Make the backups that are due, within an epoch; answer a notice of preemption.
 
-        Raises:
-            SystemExit: SIGTERM came and nobody handles it. The code is 143.
+        Raises SystemExit if SIGTERM came and nobody handles it. The code is 143.
         """
         self._make_due(self.epoch, loop, loop.drain)
 

@@ -46,21 +46,13 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class _Call:
-    """A call on a worker.
+    """A call on a worker."""
 
-    Attributes:
-        closure: TensorFlow's object, while it exists.
-        lanes: the lanes of the worker.
-        number: its number in the lane of functions that loop.
-        pushes: for each ps, how many pushes it makes in the other lane.
-        applied: for each ps, how many of its pushes were applied before this call.
-    """
-
-    closure: weakref.ref[Any]
-    lanes: _WorkerLanes
-    number: int
-    pushes: tuple[int, ...]
-    applied: tuple[int, ...]
+    closure: weakref.ref[Any]  # TensorFlow's object, while it exists
+    lanes: _WorkerLanes  # the lanes of the worker
+    number: int  # its number in the lane of functions that loop
+    pushes: tuple[int, ...]  # for each ps, how many pushes it makes in the other lane
+    applied: tuple[int, ...]  # for each ps, how many of its pushes were applied before this call
 
 
 class _WorkerLanes:
@@ -69,37 +61,27 @@ class _WorkerLanes:
     Args:
         counted: the lane of functions that make a known number of pushes.
         numbered: the lane of functions that loop.
-
-    Attributes:
-        number: the number of the last call.
-        done: for each ps, how many pushes in the first lane belong to calls that are done.
-        handle: the variable on the worker that holds the first lane; None before its first use.
     """
 
     def __init__(self, worker: int, counted: int, numbered: int, num_ps: int) -> None:
         self.worker = worker
         self.counted = counted
         self.numbered = numbered
-        self.number = 0
+        self.number = 0  # the number of the last call
+        # For each ps, how many pushes in the first lane belong to calls that are done.
         self.done = [0] * num_ps
+        # The variable on the worker that holds the first lane; None before its first use.
         self.handle: tf.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a closure.
+    """The parts of a closure."""
 
-    Attributes:
-        function: the function that was scheduled.
-        manager: the cancellation manager.
-        args: the function's arguments.
-        kwargs: its keyword arguments.
-    """
-
-    function: Any
-    manager: Any
-    args: Any
-    kwargs: Any
+    function: Any  # the function that was scheduled
+    manager: Any  # the cancellation manager
+    args: Any  # the function's arguments
+    kwargs: Any  # its keyword arguments
 
     def make(self, closure: Any) -> None:
         """Construct a closure, as TensorFlow does."""

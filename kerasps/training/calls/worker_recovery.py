@@ -136,8 +136,7 @@ class WorkerRecovery:
     def _decision(self, worker: int, device: str, error: BaseException, times: int) -> _Decision:
         """Decide about a call that failed for the `times`-th time; 0 if that is not known.
 
-        Raises:
-            WorkerLostError: the call has lost too many workers.
+        Raises WorkerLostError if the call has lost too many workers.
         """
         ps, host = lost_ps(error), connected_host()
         if ps is not None and host is not None and not ps_is_there(host, ps):

@@ -21,21 +21,14 @@ from kerasps.training.contract.staleness import StalenessMeter
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSteps:
-    """The steps of a loop.
-
-    Attributes:
-        model: the model.
-        mode: the kind of its step.
-        function: the step.
-        inputs: the data.
-        collect_interval: seconds for which a worker may hold the sum of its results. With 0, each
-            execution returns its result, which costs as much as a small execution.
-    """
+    """The steps of a loop."""
 
     model: keras.Model
-    mode: Mode
-    function: TracedStep
-    inputs: Input
+    mode: Mode  # the kind of its step
+    function: TracedStep  # the step
+    inputs: Input  # the data
+    # Seconds for which a worker may hold the sum of its results. With 0, each execution returns its
+    # result, which costs as much as a small execution.
     collect_interval: float
 
 
@@ -47,22 +40,14 @@ class Calls(Protocol):
 
 
 class Host(StepHost, Protocol):
-    """The strategy as the loop of `fit`, `evaluate` and `predict` sees it.
+    """The strategy as the loop of `fit`, `evaluate` and `predict` sees it."""
 
-    Attributes:
-        traffic_meter: measures the traffic of `fit`.
-        staleness_meter: measures how stale the updates of `fit` are.
-        run_meter: counts the steps of each worker, and knows the current loop.
-        scheduled_calls: the functions that users have scheduled; None if the strategy schedules
-            none.
-        why_no_eager_steps: the reason why steps cannot run as plain Python in this process; None if
-            they can.
-    """
-
-    traffic_meter: TrafficMeter
-    staleness_meter: StalenessMeter
-    run_meter: RunMeter
+    traffic_meter: TrafficMeter  # measures the traffic of `fit`
+    staleness_meter: StalenessMeter  # measures how stale the updates of `fit` are
+    run_meter: RunMeter  # counts the steps of each worker, and knows the current loop
+    # The functions that users have scheduled; None if the strategy schedules none.
     scheduled_calls: Calls | None = None
+    # The reason why steps cannot run as plain Python in this process; None if they can.
     why_no_eager_steps: str | None = None
 
     @property
@@ -89,13 +74,9 @@ class Host(StepHost, Protocol):
 
 
 class HostOfWorkers(Host, Protocol):
-    """The host in a process that coordinates workers, for the code that sends to workers.
+    """The host in a process that coordinates workers, for the code that sends to workers."""
 
-    Attributes:
-        membership: knows which tasks answer.
-    """
-
-    membership: Membership
+    membership: Membership  # knows which tasks answer
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:

@@ -70,8 +70,7 @@ class PreemptionNotice:
     def answer(self) -> None:
         """Call the user's handler, or end the process.
 
-        Raises:
-            SystemExit: there is no other handler. The code is 143.
+        Raises SystemExit if there is no other handler. The code is 143.
         """
         self._is_given = False
         if callable(self._previous):

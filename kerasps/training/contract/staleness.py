@@ -147,11 +147,7 @@ class StalenessMeter:
             self._lanes[lane] = worker
 
     def end_lane(self, worker: int, lane: int, records: Sequence[LaneRecord]) -> None:
-        """Note that a lane was given back, so that no push follows in it. Thread: any.
-
-        Args:
-            records: the record of each ps for the lane.
-        """
+        """Note that a lane was given back, so that no push follows in it. Thread: any."""
         with self._lock:
             if self._lanes.pop(lane, None) is not None:
                 ended = self._ended.get(worker, [])

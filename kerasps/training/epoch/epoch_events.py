@@ -10,27 +10,20 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """The order to do some steps in one call. Each batch counts as a step.
+    """The order to do some steps in one call. Each batch counts as a step."""
 
-    Args:
-        num_steps: the number of steps.
-        header: the argument of the step graph beside the data (see `step.Header`).
-        batches: the batches of the steps, if the coordinator reads the data; else None.
-        first_batch: the place in the input of the first of `batches`; 0 without them.
-        applied: for each ps that steps push to, how many of the first pushes a lost worker had
-            applied there before. These steps run again for their results only. Empty for none.
-        replicas: how many batches the worker takes at a time, for one push. It takes the remainder
-            one by one.
-        sizes: the numbers of steps for which there are graphs, the largest first. `cut` makes parts
-            of these sizes. Default: one part.
-    """
-
-    num_steps: int
-    header: Any
+    num_steps: int  # the number of steps
+    header: Any  # the argument of the step graph beside the data (see `step.Header`)
+    # The batches of the steps, if the coordinator reads the data; else None.
     batches: list[Any] | None = None
-    first_batch: int = 0
+    first_batch: int = 0  # the place in the input of the first of `batches`; 0 without them
+    # For each ps that steps push to, how many of the first pushes a lost worker had applied there
+    # before. These steps run again for their results only. Empty for none.
     applied: tuple[int, ...] = ()
+    # How many batches the worker takes at a time, for one push. It takes the remainder one by one.
     replicas: int = 1
+    # The numbers of steps for which there are graphs, the largest first. `cut` makes parts of these
+    # sizes. Default: one part.
     sizes: Sequence[int] = ()
 
     def pushes_of(self, num_steps: int) -> int:
@@ -67,17 +60,11 @@ class Execution:
 
 
 class SplitPosition(NamedTuple):
-    """The place up to which a split of the input, or a part of one, is counted.
+    """The place up to which a split of the input, or a part of one, is counted."""
 
-    Attributes:
-        source: the split of the input.
-        confirmed: the place behind the batches that are counted.
-        end: the place where it ends; None if that is not known.
-    """
-
-    source: int
-    confirmed: int = 0
-    end: int | None = None
+    source: int  # the split of the input
+    confirmed: int = 0  # the place behind the batches that are counted
+    end: int | None = None  # the place where it ends; None if that is not known
 
 
 # Events

@@ -119,10 +119,8 @@ class EpochState:
         executions. Each batch of a split of known length is counted, held, or not given out. A
         split has one reader while it is taken, else none. A worker that is lost or without data
         holds nothing. A ps has applied at most all pushes of an execution. The admission knows
-        which steps run, and allows them.
-
-        Raises:
-            AssertionError: one of these does not hold. The error has the last events as a note.
+        which steps run, and allows them. Raises AssertionError if one of these does not hold. The
+        error has the last events as a note.
         """
         try:
             self.workers.validate()

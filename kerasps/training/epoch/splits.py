@@ -261,11 +261,7 @@ class SplitLedger:
     # Checks
 
     def validate(self, num_readers: Sequence[int]) -> None:
-        """Raise AssertionError if a split has a wrong reader, or a batch may be counted twice.
-
-        Args:
-            num_readers: how many workers read each split, without those that share it.
-        """
+        """Raise AssertionError if a split has a wrong reader, or a batch may be counted twice."""
         assert self._num_unfinished == len(self.all_unfinished()), "executions are miscounted"
         ends: dict[int, int] = {}
         # A part that is read to its end comes before the next, which begins there.

@@ -54,8 +54,7 @@ class BatchCallbacks:
     def begin(self, first: int) -> bool:
         """Call the callbacks for the begin of the next execution, unless they were called before.
 
-        Returns:
-            True if they were called now. They may have changed what may be sent.
+        Returns True if they were called now. They may have changed what may be sent.
         """
         if self.has_begun or not self._every_execution:
             return False

@@ -28,11 +28,7 @@ COLLECT_INTERVAL_S = 0.2
 
 
 class Loop:
-    """Runs passes over an input in one mode.
-
-    Attributes:
-        on_turn: called between two reports. It may call `drain`.
-    """
+    """Runs passes over an input in one mode."""
 
     def __init__(
         self,
@@ -52,6 +48,7 @@ class Loop:
         self._steps = steps
         self._callbacks = callbacks
         self._predictions = predictions
+        # Called between two reports. It may call `drain`.
         self.on_turn: Callable[[], None] = lambda: None
         host = host_of(model)
         self._meter, self._run_meter = host.traffic_meter, host.run_meter
@@ -184,9 +181,8 @@ class Loop:
     def resume(self, position: LoopPosition) -> None:
         """Resume the next `run_epoch` at a position. Call before the first one.
 
-        Raises:
-            CannotResumeError: the position is of another input, or of other metrics. The next epoch
-                then begins with its first step.
+        Raises CannotResumeError if the position is of another input, or of other metrics. The next
+        epoch then begins with its first step.
         """
         try:
             self._check_fits(position)

@@ -21,49 +21,36 @@ _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 @dataclass(frozen=True, eq=False)
 class LoopPosition:
-    """The position of the loop, when nothing is in flight and all results are counted.
+    """The position of the loop, when nothing is in flight and all results are counted."""
 
-    Attributes:
-        steps: the number of counted steps of the epoch.
-        metrics: the sums of their metric states, in the order of `TracedStep.metrics`; empty if
-            there are none.
-        logs: the logs that the last step returned beside the metrics.
-        first_step: the global number of the epoch's first step.
-        next_step: the global number of the next step.
-        seeds: for each seed generator of the step, the state from which the next step draws.
-        splits: the position of each split of the input, followed by the parts of divided splits;
-            None if the next epoch begins a pass.
-        input: the return value of `Input.position`.
-    """
-
-    steps: int
+    steps: int  # the number of counted steps of the epoch
+    # The sums of their metric states, in the order of `TracedStep.metrics`; empty if there are
+    # none.
     metrics: list[np.ndarray]
-    logs: dict[str, np.ndarray]
-    first_step: int
-    next_step: int
+    logs: dict[str, np.ndarray]  # the logs that the last step returned beside the metrics
+    first_step: int  # the global number of the epoch's first step
+    next_step: int  # the global number of the next step
+    # For each seed generator of the step, the state from which the next step draws.
     seeds: list[np.ndarray]
+    # The position of each split of the input, followed by the parts of divided splits; None if the
+    # next epoch begins a pass.
     splits: list[SplitPosition] | None
-    input: dict[str, Any]
+    input: dict[str, Any]  # the return value of `Input.position`
 
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """The position of `fit`.
+    """The position of `fit`."""
 
-    Attributes:
-        epoch: the number of the epoch that resumes, or of the next one.
-        loop: the position of its loop.
-        validation: the return value of `Input.position` of the validation data; None without them.
-        seed_states: the states of the model's `keras.random.SeedGenerator`s, in their order.
-        global_seed_state: the state of Keras's global generator; None if it has none yet.
-        callbacks: the states of callbacks, in their order; None for each that saves none.
-    """
-
-    epoch: int
-    loop: LoopPosition
+    epoch: int  # the number of the epoch that resumes, or of the next one
+    loop: LoopPosition  # the position of its loop
+    # The return value of `Input.position` of the validation data; None without them.
     validation: dict[str, Any] | None
+    # The states of the model's `keras.random.SeedGenerator`s, in their order.
     seed_states: list[np.ndarray]
+    # The state of Keras's global generator; None if it has none yet.
     global_seed_state: np.ndarray | None
+    # The states of callbacks, in their order; None for each that saves none.
     callbacks: list[dict[str, Any] | None]
 
     def to_record(self) -> dict[str, Any]:
@@ -74,8 +61,7 @@ class Position:
     def from_record(cls, record: Mapping[str, Any]) -> Position:
         """Return the position from a record that `to_record` returned.
 
-        Raises:
-            ValueError: the record is of another version of kerasps.
+        Raises ValueError if the record is of another version of kerasps.
         """
         fields = dict(record)
         version = fields.pop("version", None)

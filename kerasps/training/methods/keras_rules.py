@@ -16,8 +16,7 @@ import tensorflow as tf
 def check_compiled(model: keras.Model) -> None:
     """Check that a model is compiled.
 
-    Raises:
-        ValueError: it is not.
+    Raises ValueError if it is not.
     """
     if not model.compiled:
         raise ValueError("You must call `compile()` before using the model.")
@@ -30,8 +29,7 @@ def is_validated(epoch: int, validation_freq: object) -> bool:
         epoch: its number, from 0.
         validation_freq: the number of epochs between validations, or a list of epochs, from 1.
 
-    Raises:
-        ValueError: `validation_freq` is neither.
+    Raises ValueError if `validation_freq` is neither.
     """
     if isinstance(validation_freq, int):
         return (epoch + 1) % validation_freq == 0

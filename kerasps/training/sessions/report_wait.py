@@ -48,9 +48,8 @@ class ReportWait:
         Args:
             look: called repeatedly while there is none. An error that it raises ends the wait.
 
-        Raises:
-            WorkerLostError: no worker has answered for KERASPS_WORKER_TIMEOUT seconds (600), or for
-                5 if the process is about to be preempted.
+        Raises WorkerLostError if no worker has answered for KERASPS_WORKER_TIMEOUT seconds (600),
+        or for 5 if the process is about to be preempted.
         """
         began = waiting_since = time.monotonic()
         has_warned = False

@@ -104,13 +104,10 @@ class Session:
     `CollectingSession`.
 
     Thread: the worker's thread, whose operations go through `executor` to the worker's device.
-
-    Attributes:
-        runner: makes the step graphs that it calls.
-        executions_ahead: how many executions a worker is given before the first is done.
     """
 
-    runner: ClassVar[Runner]
+    runner: ClassVar[Runner]  # makes the step graphs that it calls
+    # How many executions a worker is given before the first is done.
     executions_ahead: ClassVar[int]
 
     def __init__(

@@ -109,11 +109,7 @@ def keras_variable_of(variable: keras.Variable | tf.Variable) -> Any:
 def unsharded(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices | None], variables: Sequence[object]
 ) -> tuple[list[Any], list[Any]]:
-    """Return gradients and variables with TensorFlow's `ShardedVariable`s split into their shards.
-
-    Args:
-        gradients: a gradient for each variable.
-    """
+    """Return gradients and variables, TensorFlow's `ShardedVariable`s split into their shards."""
     parts: list[tuple[Any, Any]] = []
     for gradient, variable in zip(gradients, variables, strict=True):
         if isinstance(variable, tf.__internal__.distribute.ShardedVariable):
@@ -157,11 +153,9 @@ def adopt_variables(strategy: tf.distribute.Strategy, found: Iterable[object]) -
 def adopt_variable(strategy: tf.distribute.Strategy, variable: object) -> bool:
     """Turn a Keras variable into a `ParameterServerVariable` with the same value, in place.
 
-    Returns:
-        False if nothing changed: `variable` was adopted before, or is not a Keras variable.
+    Returns False if nothing changed: `variable` was adopted before, or is not a Keras variable.
 
-    Raises:
-        UnsupportedError: the variable belongs to another strategy.
+    Raises UnsupportedError if the variable belongs to another strategy.
     """
     if not isinstance(variable, keras.Variable) or isinstance(variable, ParameterServerVariable):
         return False

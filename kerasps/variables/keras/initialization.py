@@ -102,11 +102,9 @@ class RowInitializer:
         Args:
             rows: their indices, ascending: `range(a, b)`, or `range(a, b, n)` for every n-th.
 
-        Returns:
-            A tensor of shape `(len(rows), *shape[1:])`.
+        Returns a tensor of shape `(len(rows), *shape[1:])`.
 
-        Raises:
-            ValueError: `rows` are not rows of the variable in ascending order.
+        Raises ValueError if `rows` are not rows of the variable in ascending order.
         """
         if rows.step < 1 or (rows and (rows[0] < 0 or rows[-1] >= self._shape[0])):
             raise ValueError(

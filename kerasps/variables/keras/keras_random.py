@@ -20,8 +20,7 @@ def drawn_seed(seed: object) -> tf.Tensor:
         seed: the `seed` of a Keras initializer, an integer or a `keras.random.SeedGenerator`, which
             advances.
 
-    Returns:
-        An int32 tensor of shape [2].
+    Returns an int32 tensor of shape [2].
     """
     if isinstance(seed, keras.random.SeedGenerator):
         pair = tf.convert_to_tensor(seed.next())
@@ -40,7 +39,6 @@ def fans(
     """Return the fan in and the fan out of a weight: the numbers of units that it connects.
 
     Args:
-        shape: the shape of the whole variable.
         input_axes: the axes of the input units. Default: by the rank, as for Keras's layers.
         output_axes: the axes of the output units. Both are used, or neither if one is None.
     """

@@ -79,11 +79,7 @@ def slots_of(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]
 def check_optimizer(
     optimizer: keras.optimizers.Optimizer, trainable: Sequence[keras.Variable] = ()
 ) -> None:
-    """Raise `UnsupportedError` if a variable cannot be on a ps.
-
-    Args:
-        trainable: the variables that it trains, to check too.
-    """
+    """Raise `UnsupportedError` if a variable cannot be on a ps."""
     for variable in [*trainable, *optimizer.variables]:
         if not isinstance(variable, ParameterServerVariable):
             raise UnsupportedError(
@@ -97,13 +93,10 @@ def check_optimizer(
 def move_slots(optimizer: keras.optimizers.Optimizer) -> bool:
     """Move each slot beside its variable. Call before a step is traced.
 
-    Optimizers that do not use Keras's method to make slots may leave them on another ps.
+    Optimizers that do not use Keras's method to make slots may leave them on another ps. Returns
+    True if a slot was moved.
 
-    Returns:
-        True if a slot was moved.
-
-    Raises:
-        UnsupportedError: the optimizer has large state that belongs to no one variable.
+    Raises UnsupportedError if the optimizer has large state that belongs to no one variable.
     """
     has_moved = False
     for variable, slots in zip(optimizer._trainable_variables, slots_of(optimizer), strict=True):

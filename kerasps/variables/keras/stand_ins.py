@@ -41,12 +41,11 @@ class StandIns:
         """Return the stand-in of a metric's or a seed generator's state; make it if there is none.
 
         Args:
-            variable: the state on the coordinator.
             device: the device of the ps on which a new stand-in is made.
             join: the way in which a metric's states are joined; None for a seed generator.
 
-        Raises:
-            UnsupportedError: an earlier function joins the states of the metric in another way.
+        Raises UnsupportedError if an earlier function joins the states of the metric in another
+        way.
         """
         with self._lock:
             if variable.stand_in is None:
@@ -135,7 +134,6 @@ def draw_seeds(
 
     Args:
         states: the stand-ins' storages: the seed and the counter of each.
-        draws: how many seeds are drawn from each.
     """
 
     def draw() -> list[tf.Tensor]:

@@ -38,7 +38,6 @@ def captured_value(
     """Return a tensor of `graph` with the value of `variable` at each call of its function.
 
     Args:
-        graph: the graph of a function that XLA compiles.
         read_at_call: returns the value in the graph that calls the function.
     """
     key = ("kerasps", id(variable))

@@ -130,18 +130,15 @@ class Fences:
     def close_lane(self, lane: int, devices: Sequence[str]) -> tuple[int, ...]:
         """Close a lane on `devices`, which then refuse its pushes; return how many each applied.
 
-        A push that is being applied is completed first, and counts. Thread: any.
-
-        Raises:
-            tf.errors.OpError: a ps is lost.
+        A push that is being applied is completed first, and counts. Thread: any. Raises
+        tf.errors.OpError if a ps is lost.
         """
         return tuple(record.applied for record in self._close(lane, devices))
 
     def retire_lane(self, lane: int, devices: Sequence[str]) -> list[LaneRecord]:
         """Close a lane and give it back; return the record that each of `devices` has of it.
 
-        Raises:
-            tf.errors.OpError: a ps is lost. The lane is given back nevertheless.
+        Raises tf.errors.OpError if a ps is lost. The lane is given back nevertheless.
         """
         try:
             return self._close(lane, devices)
@@ -155,10 +152,7 @@ class Fences:
     def records(self, lanes: Sequence[int], devices: Sequence[str]) -> list[list[LaneRecord]]:
         """Return the record that each of `devices` has of each of `lanes`. Thread: any.
 
-        All records of one ps are of the same instant.
-
-        Raises:
-            tf.errors.OpError: a ps is lost.
+        All records of one ps are of the same instant. Raises tf.errors.OpError if a ps is lost.
         """
 
         if not lanes:
@@ -169,8 +163,7 @@ class Fences:
     def close_call(self, lane: int, number: int, devices: Sequence[str]) -> tuple[int, ...]:
         """Close a lane of calls as `close_lane` does; return the applied pushes of one call.
 
-        Returns:
-            How many pushes of that call each of `devices` applied.
+        Returns how many pushes of that call each of `devices` applied.
         """
         ends = [split_entry(entry) for entry in self.close_lane(lane, devices)]
         return tuple(count if last == number else 0 for last, count in ends)

@@ -64,11 +64,8 @@ def aboard() -> Iterator[None]:
 def wait_for_ending_flights() -> None:
     """Wait until no flight is ending. After that, values are in their variables.
 
-    Thread: any. A thread of a flight does not wait.
-
-    Raises:
-        WorkerLostError: a worker has a step in progress and has not answered for
-            KERASPS_WORKER_TIMEOUT seconds (600).
+    Thread: any. A thread of a flight does not wait. Raises WorkerLostError if a worker has a step
+    in progress and has not answered for KERASPS_WORKER_TIMEOUT seconds (600).
     """
     if _in_flight and not _STATE.is_aboard:
         for flight in list(_in_flight):
@@ -93,14 +90,10 @@ def worker_timeout() -> float:
 
 @dataclass(frozen=True)
 class Holders:
-    """The tasks that a flight waits for.
+    """The tasks that a flight waits for."""
 
-    Args:
-        text: a clause that names them, for messages.
-        answer: whether all of them answer. Then their steps are long, or wait for data.
-    """
-
-    text: str
+    text: str  # a clause that names them, for messages
+    # Whether all of them answer. Then their steps are long, or wait for data.
     answer: bool = False
 
 
@@ -156,7 +149,6 @@ class Flight:
         Thread: the flight's. `end` and `wake` wake it at once.
 
         Args:
-            look: called repeatedly.
             has_failed: called after each call of `look`.
         """
         while not self.is_over:
@@ -179,12 +171,10 @@ class Flight:
             limit: the seconds to wait at most. Default None: for as long as all tasks answer, and
                 for the time that a task may be silent.
 
-        Returns:
-            True if it has landed.
+        Returns True if it has landed.
 
-        Raises:
-            WorkerLostError: without a limit, after KERASPS_WORKER_TIMEOUT seconds (600) in which a
-                task was silent.
+        Without a limit, raises WorkerLostError after KERASPS_WORKER_TIMEOUT seconds (600) in which
+        a task was silent.
         """
         began = silent_since = time.monotonic()
         warned, timeout = False, worker_timeout()

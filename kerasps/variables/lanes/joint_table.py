@@ -30,19 +30,12 @@ _NUM_GATES = 4
 
 
 class JointState(NamedTuple):
-    """The state of the open joint of a ps: int64 scalars.
+    """The state of the open joint of a ps: int64 scalars."""
 
-    Attributes:
-        number: its number, which is the number of joints completed before.
-        members: the number of workers that take part.
-        arrived: the number of members that have pushed to it, or are excused from it.
-        contributions: the number of buffered pushes, those of workers that left included.
-    """
-
-    number: tf.Tensor
-    members: tf.Tensor
-    arrived: tf.Tensor
-    contributions: tf.Tensor
+    number: tf.Tensor  # its number, which is the number of joints completed before
+    members: tf.Tensor  # the number of workers that take part
+    arrived: tf.Tensor  # the number of members that have pushed to it, or are excused from it
+    contributions: tf.Tensor  # the number of buffered pushes, those of workers that left included
 
     def is_complete(self, num_backups: int) -> tf.Tensor:
         """Return whether at most `num_backups` members are missing and one push has come."""
@@ -56,15 +49,10 @@ class JointState(NamedTuple):
 
 
 class Member(NamedTuple):
-    """The state of the open joint, and the entry of one lane in the table.
+    """The state of the open joint, and the entry of one lane in the table."""
 
-    Attributes:
-        state: the state of the open joint.
-        entry: the lane's entry.
-    """
-
-    state: JointState
-    entry: tf.Tensor
+    state: JointState  # the state of the open joint
+    entry: tf.Tensor  # the lane's entry
 
     @classmethod
     def read(cls, table: tf.Tensor, lane: tf.Tensor) -> Member:
@@ -158,7 +146,6 @@ def release(name: str, number: tf.Tensor, num_tokens: tf.Tensor) -> None:
     """Wake the workers that wait for the joint `number`. Call on the ps, once it is completed.
 
     Args:
-        name: the name of the joints of the ps.
         num_tokens: at least the number of workers that wait. A later waiter that takes a surplus
             token checks again, and waits on.
     """

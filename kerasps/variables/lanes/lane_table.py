@@ -43,19 +43,12 @@ TABLE_SIZE = _CLOCK + 1
 
 @dataclass(frozen=True)
 class LaneRecord:
-    """The record that a ps keeps of the pushes in one lane.
+    """The record that a ps keeps of the pushes in one lane."""
 
-    Attributes:
-        applied: the number of applied pushes; for numbered calls, see `split_entry`.
-        total: the sum of their staleness.
-        largest: the largest staleness.
-        counts: the number of pushes by staleness; the last entry includes larger ones.
-    """
-
-    applied: int
-    total: int
-    largest: int
-    counts: np.ndarray
+    applied: int  # the number of applied pushes; for numbered calls, see `split_entry`
+    total: int  # the sum of their staleness
+    largest: int  # the largest staleness
+    counts: np.ndarray  # the number of pushes by staleness; the last entry includes larger ones
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> LaneRecord:
@@ -94,11 +87,7 @@ def read_clock(table: tf.Tensor) -> tf.Tensor:
 def read_lanes(table: tf.Tensor, lanes: tf.Tensor) -> tf.Tensor:
     """Return the numbers of some lanes, all at the same instant. Call on the ps.
 
-    Args:
-        lanes: the lanes, an int32 vector.
-
-    Returns:
-        The numbers of a `LaneRecord` for each lane; zeros for a lane whose place was reused.
+    Returns the numbers of a `LaneRecord` for each lane; zeros for a lane whose place was reused.
     """
     places = place_of(lanes)[:, None] * _WIDTH + tf.range(_WIDTH)[None]
     rows = tf.raw_ops.ResourceGather(resource=table, indices=places, dtype=tf.int64)
@@ -112,11 +101,7 @@ def _is_of(held: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
 
 
 def split_entry(applied: int) -> tuple[int, int]:
-    """Return the number of the last call in a lane, and how many of its pushes were applied.
-
-    Args:
-        applied: the `applied` of a `LaneRecord`.
-    """
+    """Return the number of the last call in a lane, and how many of its pushes were applied."""
     return applied >> _BITS_OF_COUNT, applied & (2**_BITS_OF_COUNT - 1)
 
 

@@ -40,12 +40,10 @@ def create_storage(
         initial_value: makes the whole initial value. It runs on the device that stores the value,
             or on the coordinator if the value is small.
         initial_shard: makes the initial value of one shard, on the same devices.
-        shape: the shape of the whole variable.
         name: the name of the variable; a shard's is `<name>/part_<index>`, as in TensorFlow.
         on_coordinator: whether to store it whole on the coordinator instead of on ps.
 
-    Raises:
-        KeraspsError: this process was forked from a connected one.
+    Raises KeraspsError if this process was forked from a connected one.
     """
     check_not_forked()
     if MOST_ROWS in shape:
@@ -82,19 +80,12 @@ def create_storage(
 
 @dataclass(frozen=True)
 class _New:
-    """The properties that all shards of a new variable have in common.
+    """The properties that all shards of a new variable have in common."""
 
-    Attributes:
-        extended: the `Extended` of the strategy, which chooses devices.
-        dtype: the dtype.
-        trainable: as for `tf.Variable`.
-        is_table: whether it may share a storage with other tables.
-    """
-
-    extended: Any
+    extended: Any  # the `Extended` of the strategy, which chooses devices
     dtype: tf.DType
-    trainable: bool
-    is_table: bool
+    trainable: bool  # as for `tf.Variable`
+    is_table: bool  # whether it may share a storage with other tables
 
     def shard(
         self,

@@ -236,10 +236,8 @@ def _known(shape: tf.TensorShape) -> tf.TensorShape:
 def _can_split(shape: tf.TensorShape, axis: int) -> bool:
     """Return whether a variable of this shape can be split.
 
-    Scalars have no axis, and TensorFlow's partitioners fail on a size of 0.
-
-    Raises:
-        ValueError: `axis` is not an axis of `shape`.
+    Scalars have no axis, and TensorFlow's partitioners fail on a size of 0. Raises ValueError if
+    `axis` is not an axis of `shape`.
     """
     if shape.rank and not -shape.rank <= axis < shape.rank:
         raise ValueError(

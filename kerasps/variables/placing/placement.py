@@ -131,19 +131,12 @@ class Placement(Sequence[TaskPlacement]):
 
 @dataclass(frozen=True)
 class Held:
-    """A variable, or a shard of one, that a ps holds.
+    """A variable, or a shard of one, that a ps holds."""
 
-    Attributes:
-        name: its name in messages.
-        ps: the index of the ps.
-        num_bytes: its size.
-        is_placed: whether the ledger chose the ps. It does not for a slot, which goes beside its
-            variable.
-    """
-
-    name: str
-    ps: int
-    num_bytes: int
+    name: str  # its name in messages
+    ps: int  # the index of the ps
+    num_bytes: int  # its size
+    # Whether the ledger chose the ps. It does not for a slot, which goes beside its variable.
     is_placed: bool
 
 

@@ -120,11 +120,9 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         """Return the sharding of a new variable and the device of each shard; None if it is whole.
 
         A slot, which is made beside its variable, is sharded like that variable. A variable that
-        cannot be sent whole is split, without a partitioner too.
-
-        Raises:
-            ValueError: the partitioner splits an axis other than the first, or leaves a shard with
-                more rows than TensorFlow can count.
+        cannot be sent whole is split, without a partitioner too. Raises ValueError if the
+        partitioner splits an axis other than the first, or leaves a shard with more rows than
+        TensorFlow can count.
         """
         beside = self._placing.beside
         if beside is not None:

@@ -104,7 +104,6 @@ def write_rows(
     """Write a chunk of a storage.
 
     Args:
-        rows: the rows of the chunk, with a step of 1.
         device: the device of `value`. The value is sliced there, so each ps gets only its rows.
     """
     sharding = _sharding_of(storage)

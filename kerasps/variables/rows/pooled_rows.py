@@ -29,26 +29,14 @@ class PooledRows(TensorLike):
 
     Reads and writes, of all rows or of some, affect no rows of other tables. Indices count from its
     first row; an index out of its range is an error, as for a variable.
-
-    Args:
-        holder: the variable that holds them.
-        rows: their places in the holder.
-        pool: the pool that made them.
-        name: the name in messages; need not be unique.
-
-    Attributes:
-        store: the rows, by their places in the holder.
-        pool: as given.
-        takes_values: whether values that this process assigns outside of steps are written.
-        watched: two more variables with the holder's storage: reads of some rows go through the
-            first, reads of all rows through the second. A GradientTape tells these rows from those
-            of other tables by these variables.
     """
 
     def __init__(
         self, holder: NamedVariable, rows: range, pool: Pool, *, trainable: bool, name: str
     ) -> None:
+        # The rows, by their places in the holder.
         self.store = RowStore(holder, rows.start, str(holder.device))
+        # Whether values that this process assigns outside of steps are written.
         self.takes_values = holder.takes_values
         self.pool = pool
         self.trainable = trainable
@@ -57,6 +45,9 @@ class PooledRows(TensorLike):
         self._unique_id = uuid.uuid4().hex
         self._adder: Any = None
         with tf.init_scope():
+            # Two more variables with the holder's storage: reads of some rows go through the first,
+            # reads of all rows through the second. A GradientTape tells these rows from those of
+            # other tables by these variables.
             self.watched = [on_own_task(self._make_view) for _ in range(2)]
         self._by_rows, self._as_whole = self.watched
 
@@ -226,8 +217,8 @@ class PooledRows(TensorLike):
     def _checked(self, indices: tf.Tensor) -> tf.Tensor:
         """Return the places of the rows `indices` in the holder.
 
-        Raises:
-            tf.errors.InvalidArgumentError: one is out of range, where another table may have rows.
+        Raises tf.errors.InvalidArgumentError if one is out of range, where another table may have
+        rows.
         """
         indices = tf.convert_to_tensor(indices)
         with tf.device(self.device):

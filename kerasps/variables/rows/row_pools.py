@@ -48,20 +48,14 @@ class _Range:
 
 
 class RowPool:
-    """Room for the rows of several tables on one ps, and for their slots at the same places.
-
-    Args:
-        trainable: whether gradients are taken with respect to them.
-
-    Attributes:
-        kind: the properties that all of its tables have in common.
-        number: the number of this pool among those of this process, in the order of creation.
-    """
+    """Room for the rows of several tables on one ps, and for their slots at the same places."""
 
     def __init__(
         self, device: str, row_shape: Sequence[int], dtype: tf.DType, *, trainable: bool
     ) -> None:
+        # The properties that all of its tables have in common.
         self.kind = device, tuple(row_shape), dtype, trainable
+        # The number of this pool among those of this process, in the order of creation.
         self.number = next(_NUMBERS)
         self._generation = NAMES.generation
         self._num_rows = POOL_BYTES // _row_bytes(row_shape, dtype)
@@ -80,11 +74,7 @@ class RowPool:
         return self._generation == NAMES.generation
 
     def add(self, num_rows: int, name: str) -> PooledRows | None:
-        """Return the rows of a new table, at the first place with room; None if there is no room.
-
-        Args:
-            name: its name in messages.
-        """
+        """Return the rows of a new table, at the first place with room; None without room."""
         self._free_ranges()
         begin = 0
         for start, taken in sorted(self._ranges.items()):

@@ -12,16 +12,11 @@ class RowStore:
     """The rows of a shard, of a table or of one of its slots, in the variable that holds them.
 
     A place is the index of a row in that variable, which may hold rows of other tables too.
-
-    Attributes:
-        holder: the `tf.Variable`.
-        begin: the place of the shard's first row.
-        device: the device of the ps.
     """
 
     holder: tf.Variable
-    begin: int
-    device: str
+    begin: int  # the place of the shard's first row
+    device: str  # the device of the ps
 
     def gather(self, places: tf.Tensor) -> tf.Tensor:
         """Return the rows at `places`, an integer vector; the ids are not checked.

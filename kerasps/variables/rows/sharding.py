@@ -16,15 +16,10 @@ from kerasps.variables.storage.tensor_like import TensorLike, new_value
 
 @dataclass(frozen=True)
 class Sharding(abc.ABC):
-    """The assignment of rows (entries of the first axis) of a variable to shards.
-
-    Args:
-        num_rows: the number of rows of the variable.
-        num_shards: the number of shards, at most `num_rows`.
-    """
+    """The assignment of rows (entries of the first axis) of a variable to shards."""
 
     num_rows: int
-    num_shards: int
+    num_shards: int  # the number of shards, at most `num_rows`
 
     @abc.abstractmethod
     def rows(self, shard: int) -> range:
@@ -37,7 +32,6 @@ class Sharding(abc.ABC):
         Args:
             values: the values from each shard that has some of the rows.
             rows: the rows of each of `values`.
-            first: the first of all rows.
         """
 
     @abc.abstractmethod
@@ -53,7 +47,6 @@ class Sharding(abc.ABC):
         Args:
             ids: rows, each of one table.
             table_of: the index of the table of each id.
-            num_rows: the number of rows of each table.
         """
 
     def places(self, shard: int, rows: range) -> range:
@@ -72,11 +65,7 @@ class Sharding(abc.ABC):
         return range(first, until)
 
     def rows_in(self, value: Any, shard: int) -> Any:
-        """Return the rows of `value` that are in `shard`.
-
-        Args:
-            value: a tensor or an array of the whole variable.
-        """
+        """Return the rows of `value` that are in `shard`."""
         rows = self.rows(shard)
         return value[rows.start : rows.stop : rows.step]
 
@@ -140,7 +129,6 @@ def _locate_in_blocks(
     """Return the shard of each id, and its place there.
 
     Args:
-        ids: rows.
         base: the number of rows of a shard.
         extra: the number of shards, the first ones, that have one more row.
     """
@@ -156,7 +144,6 @@ class ShardedStorage(TensorLike):
     Args:
         shards: a `tf.Variable` per shard, or `PooledRows`. A whole variable that shares a storage
             with others has one shard.
-        name: the name in messages.
     """
 
     def __init__(

@@ -34,11 +34,7 @@ _OF_ORIGINALS: dict[int, _Copies] = {}
 class LookupTables:
     """The lookup tables that a function captured and that workers have copies of.
 
-    Args:
-        function: the concrete function, as it was traced.
-
-    Raises:
-        InputError: a table has no contents yet.
+    Raises InputError if a table has no contents yet.
     """
 
     def __init__(self, function: tf.types.experimental.ConcreteFunction) -> None:
@@ -139,11 +135,9 @@ def _copies_of(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None:
     Args:
         dtypes: pairs of dtypes of keys and values that it may have.
 
-    Returns:
-        The copies; None if the resource is not a table, or is a table that may change.
+    Returns the copies; None if the resource is not a table, or is a table that may change.
 
-    Raises:
-        InputError: the table has no contents yet.
+    Raises InputError if the table has no contents yet.
     """
     # All functions that captured the table share the copies. A cached step graph keeps handles of
     # tables that no longer exist. So the original keeps the copies alive, and the objects that

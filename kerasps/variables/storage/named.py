@@ -41,7 +41,6 @@ class NamedVariable(_compat.ResourceVariable):
         initial_value: a function that returns the initial value; it runs on the current device.
             None for a variable without a value.
         shape: a fully defined shape.
-        name: its name in messages; need not be unique.
     """
 
     def __init__(
@@ -106,17 +105,11 @@ class NamedVariable(_compat.ResourceVariable):
 
 
 class NamedIndex:
-    """A hash table from int64 to int64 with a name on its task, destroyed when it is collected.
-
-    Attributes:
-        device: the device of its task.
-        shared_name: its name there.
-        handle: its handle.
-    """
+    """A hash table from int64 to int64 with a name on its task, destroyed when it is collected."""
 
     def __init__(self, device: str) -> None:
-        self.device = device
-        self.shared_name = self._claim_name(_INDEX)
+        self.device = device  # the device of its task
+        self.shared_name = self._claim_name(_INDEX)  # its name there
         with tf.init_scope(), tf.device(device):
             self.handle = on_own_task(self.finds, is_repeatable=True)
         # A graph captures the handle; `HandleFinder` finds it by this name.
@@ -152,8 +145,7 @@ def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -
         is_repeatable: whether it may run twice: it is retried if the connection to the task broke
             and the task is alive.
 
-    Raises:
-        PSLostError: that task is lost.
+    Raises PSLostError if that task is lost.
     """
     with naming_lost_ps:
         return persist(call, when=_broke_off if is_repeatable else _was_left_behind)
@@ -164,8 +156,7 @@ def make_initial(
 ) -> _Returned:
     """Make the initial value of a variable on the current device, or a small one in this process.
 
-    Raises:
-        PSLostError: the task of the device is lost.
+    Raises PSLostError if the task of the device is lost.
     """
     if shape.num_elements() * dtype.size > _SENT_BYTES:
         return on_own_task(initial_value)

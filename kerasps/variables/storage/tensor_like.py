@@ -86,8 +86,7 @@ for _name in ("neg", "abs", "invert", "lt", "le", "gt", "ge", "getitem"):
 def new_value(storage: Any, value: Any) -> tf.Tensor:
     """Return, as a tensor, a value to assign to a storage, or to add to it.
 
-    Raises:
-        ValueError: its shape is not that of the storage.
+    Raises ValueError if its shape is not that of the storage.
     """
     value = tf.convert_to_tensor(value, storage.dtype)
     if not value.shape.is_compatible_with(storage.shape):

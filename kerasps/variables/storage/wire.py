@@ -9,13 +9,10 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class WireRule:
-    """Says which variables are sent in 16 bits. The ps stores and updates them in their dtype.
+    """Says which variables are sent in 16 bits. The ps stores and updates them in their dtype."""
 
-    Attributes:
-        choices: pairs of a part of a variable's path and the name of a dtype, None for the
-            variable's dtype. The first pair whose part is in the path decides.
-    """
-
+    # Pairs of a part of a variable's path and the name of a dtype, None for the variable's dtype.
+    # The first pair whose part is in the path decides.
     choices: tuple[tuple[str, str | None], ...] = ()
 
     def dtype_of(self, path: str, dtype: tf.DType) -> tf.DType:
