@@ -21,23 +21,15 @@ NAMES = sorted(path.stem for path in scripts.PLAIN.glob("*.py"))
 # With their variables of 256 bytes or more in two shards.
 SHARDED = {
     "autoencoder",
-    "collaborative_filtering",
-    "conditional_gan",
     "csv_files",
-    "diffusion",
     "feature_space",
-    "gradient_accumulation",
     "image_classification",
     "made_outside",
-    "masked_language_model",
-    "mixed_precision",
     "saving_and_cloning",
-    "siamese_network",
     "structured_data",
     "timeseries",
     "transfer_learning",
     "two_towers",
-    "wasserstein_gan",
 }
 
 # What kerasps says, and plain Keras has no reason to.
@@ -46,12 +38,8 @@ EXPECTED_WARNINGS = {"metric_learning": {"x, of type AnchorPositivePairs, lives 
 # Others are of the same kind, such as `two_towers`, `gan` and `transformer`; there are examples; or
 # tests of `one_worker` have what is special in them.
 AT_LENGTH = [
-    *("autoencoder", "collaborative_filtering", "compiled_outside", "conditional_gan"),
-    *("contrastive_pretraining", "diffusion", "many_inputs_and_outputs"),
-    *("csv_files", "distillation", "gradient_accumulation", "hyperparameter_search"),
-    *("low_level_train_step", "masked_language_model", "mixed_precision"),
-    *("saving_and_cloning", "siamese_network", "streamed_text", "structured_data"),
-    *("variational_autoencoder", "wasserstein_gan", "wide_and_deep"),
+    *("autoencoder", "compiled_outside", "csv_files", "distillation", "hyperparameter_search"),
+    *("saving_and_cloning", "streamed_text", "structured_data"),
 ]
 
 
