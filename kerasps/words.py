@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import TypeVar, overload
+
+_Record = TypeVar("_Record")
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
@@ -60,3 +63,22 @@ def text_table(
         left = is_left(column[0])
         cells.append([cell.ljust(width) if left else cell.rjust(width) for cell in column])
     return "\n".join("  ".join(row).rstrip() for row in zip(*cells, last, strict=True))
+
+
+class Records(Sequence[_Record]):
+    """The records of a report, in order."""
+
+    def __init__(self, records: Sequence[_Record]) -> None:
+        self._records = tuple(records)
+
+    @overload
+    def __getitem__(self, index: int) -> _Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[_Record]: ...
+
+    def __getitem__(self, index: int | slice) -> _Record | Sequence[_Record]:
+        return self._records[index]
+
+    def __len__(self) -> int:
+        return len(self._records)

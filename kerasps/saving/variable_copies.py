@@ -291,8 +291,8 @@ def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) ->
         for pieces in of_device:
             prefix = f"{backup.directory}/{pieces[0].file}"
             values = persist(functools.partial(_values_of, prefix, pieces, variables, reader))
-            if assigns:
-                persist(functools.partial(_assign_all, pieces, values, variables, reader))
+            for piece, value in zip(pieces, values, strict=True) if assigns else ():
+                persist(functools.partial(_assign, variables[piece.key], piece, value, reader))
 
     for assigns in (False, True):
         on_each_device(functools.partial(read_all, assigns=assigns), by_device)
@@ -323,17 +323,6 @@ def _values_of(
             dtypes=[variables[piece.key].shards[0].dtype for piece in pieces],
         )
     return values
-
-
-def _assign_all(
-    pieces: Iterable[Piece],
-    values: Iterable[tf.Tensor],
-    variables: Mapping[str, ParameterServerVariable],
-    device: str,
-) -> None:
-    """Assign pieces whose values are on a device."""
-    for piece, value in zip(pieces, values, strict=True):
-        _assign(variables[piece.key], piece, value, device)
 
 
 def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, device: str) -> None:

@@ -15,7 +15,7 @@ from kerasps.step import ExecutionResult, TracedStep
 from kerasps.step.tracing.runners import ALONE
 from kerasps.training import MetricTotals
 from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
-from kerasps.training.epoch.worker_activity import WorkerActivity
+from kerasps.training.epoch.worker_state import WorkerActivity
 from kerasps.worker_driven.fit_messages import FitMessages
 from kerasps.worker_driven.step_budget import StepBudget
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kerasps.step.running.timing import StepTiming
+from kerasps.step.running.traced_step import StepTiming
 from kerasps.training.loop.execution_size import ExecutionSize, executions_at_once, unlooped
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
+from kerasps.step.contract import change
 from kerasps.step.contract.change import Change, Field, is_number, largest_of, least_of
 
 
@@ -145,16 +146,12 @@ def times(one: Field, other: Field) -> Field:
 
 def largest(one: Field, other: Field) -> Field:
     """Return the maximum of fields; None is no bound."""
-    if isinstance(one, tf.Tensor) and one.dtype.is_bool:
-        return tf.logical_or(one, other)
-    return _combined(one, other, np.maximum, tf.maximum)
+    return _combined(one, other, np.maximum, change.largest)
 
 
 def least(one: Field, other: Field) -> Field:
     """Return the minimum of fields; None is no bound."""
-    if isinstance(one, tf.Tensor) and one.dtype.is_bool:
-        return tf.logical_and(one, other)
-    return _combined(one, other, np.minimum, tf.minimum)
+    return _combined(one, other, np.minimum, change.least)
 
 
 def negated(field: Field) -> Field:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,67 +14,42 @@ from kerasps.variables import is_seed_state
 from kerasps.variables.keras.slots import optimizers_of
 
 
-class Method(Protocol):
-    """A method that a `Tracer` traces."""
+class Method:
+    """A method that a `Tracer` traces. A model's overrides what this class says of a function."""
 
-    @property
-    def name(self) -> str:
-        """The name of the method, for messages."""
-
-    @property
-    def whose(self) -> str:
-        """The text that names the method's owner, for messages; empty without one."""
-
-    @property
-    def owner(self) -> object | None:
-        """The model that has the method; None if it is a function."""
-
-    @property
-    def jit_compile(self) -> bool:
-        """True if XLA compiles the method."""
+    name: str  # for messages
+    whose = ""  # the text that names its owner, for messages
+    owner: keras.Model | None = None  # the model that has it
+    jit_compile = False  # whether XLA compiles it
 
     def expected(self) -> list[Any]:
         """Return the variables that it probably reads, except the states of metrics."""
+        return []
 
     def expected_metrics(self, element_spec: object) -> list[Any]:
         """Return the states of metrics that it probably adds to. Call in the strategy's scope."""
+        del element_spec
+        return []
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that it probably applies."""
+        return []
 
     def call(self, batch: object) -> Returned:
         """Call the method, in the compute phase."""
+        raise NotImplementedError
 
 
-class ModelMethod:
+class ModelMethod(Method):
     """A method of a model (see `Method`)."""
 
     def __init__(self, model: keras.Model, method: str) -> None:
-        self._model = model
+        self._model = self.owner = model
         self._method = method
-
-    @property
-    def name(self) -> str:
-        """The name of the method, for messages."""
-        return f"`{self._method}`"
-
-    @property
-    def whose(self) -> str:
-        """The text that names its model, for messages."""
-        return f" of model '{self._model.name}'"
-
-    @property
-    def owner(self) -> keras.Model:
-        """The model."""
-        return self._model
-
-    @property
-    def jit_compile(self) -> bool:
-        """True if the model was compiled with `jit_compile`."""
-        return bool(self._model.jit_compile)
+        self.name, self.whose = f"`{method}`", f" of model '{model.name}'"
+        self.jit_compile = bool(model.jit_compile)
 
     def expected(self) -> list[Any]:
-        """Return the model's variables, except the states of metrics."""
         others = IdentitySet(self._model.metrics_variables)
         # Layers mostly draw random numbers only in training.
         draws = self._method == "train_step"
@@ -83,14 +58,12 @@ class ModelMethod:
         ]
 
     def expected_metrics(self, element_spec: object) -> list[Any]:
-        """Return the states of the model's metrics."""
         if self._method == "predict_step":
             return []
         self._make_metrics(element_spec)
         return list(self._model.metrics_variables)
 
     def optimizers(self) -> list[Any]:
-        """Return the model's optimizers."""
         return list(optimizers_of(self._model)) if self._method == "train_step" else []
 
     def _make_metrics(self, element_spec: object) -> None:
@@ -109,7 +82,6 @@ class ModelMethod:
         metrics.build(keras.KerasTensor(y.shape, y.dtype.name), output)
 
     def call(self, batch: object) -> Returned:
-        """Call the method."""
         method = getattr(self._model, self._method)
         if self._method == "predict_step":
             return Returned(predicted=tf.nest.map_structure(_as_tensor, method(batch)))

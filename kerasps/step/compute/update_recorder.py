@@ -31,17 +31,9 @@ from kerasps.variables.keras.slots import check_optimizer, shared_state
 class RecordingPhase(Protocol):
     """The part of the tracing phase that the recorder uses."""
 
-    @property
-    def inventory(self) -> Inventory:
-        """The variables that the traces have met."""
-
-    @property
-    def values(self) -> StepValues:
-        """The values of variables that the trace has whole."""
-
-    @property
-    def sums(self) -> GradientSums:
-        """The `GradientSums` that makes gradients of tables dense."""
+    inventory: Inventory  # the variables that the traces have met
+    values: StepValues  # the values of variables that the trace has whole
+    sums: GradientSums  # makes gradients of tables dense
 
     def read_whole(self, variable: ParameterServerVariable) -> tf.Tensor:
         """Return the value of `variable` for an operation that needs all of it."""
@@ -93,16 +85,6 @@ class _Arguments:
     learning_rate: Any
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """The scratch keys of the tensors of an update that was applied inside a condition.
-
-    `keys` has the structure of the update's tensors, which are read at the end of the step.
-    """
-
-    keys: UpdateTensors
-
-
 class UpdateRecorder:
     """Records the calls of optimizers in a step while it is traced."""
 
@@ -114,7 +96,9 @@ class UpdateRecorder:
         self._phase = phase
         self._inventory = phase.inventory
         self._values = phase.values
-        self._pending: dict[int, _Pending] = {}
+        # By the number of an update inside a condition, the scratch keys of its tensors, in their
+        # structure. They are read at the end of the step.
+        self._pending: dict[int, UpdateTensors] = {}
         self._arguments: _Arguments | None = None
 
     def apply_gradients(
@@ -278,14 +262,14 @@ class UpdateRecorder:
         keys = [ScratchKey("update", number, index) for index in range(len(leaves))]
         for key, tensor in zip(keys, leaves, strict=True):
             values.keep(key, tf.TensorSpec(tensor.shape, tensor.dtype), tensor)
-        self._pending[number] = _Pending(filled(tensors, keys))
+        self._pending[number] = filled(tensors, keys)
 
     def finish(self) -> None:
         """Complete `updates`. Call at the end of the trace, in the graph of the step."""
-        for number, pending in self._pending.items():
+        for number, keys in self._pending.items():
             update = self.updates[number]
             tensors = tf.nest.map_structure(
-                lambda key: None if key is None else self._values.kept(key), pending.keys
+                lambda key: None if key is None else self._values.kept(key), keys
             )
             tensors = tensors._replace(gradients=self._fitted(update, tensors))
             self.updates[number] = replace(update, tensors=tensors)

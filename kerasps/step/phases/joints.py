@@ -37,25 +37,6 @@ from kerasps.variables.lanes.lane_table import apply_in_lane, is_open, read_cloc
 _Mutex = Callable[[str], tf.Tensor]
 
 
-class _Last:
-    """A tensor of which the last value counts: every worker computes the same one."""
-
-    def __init__(self, spec: tf.TensorSpec) -> None:
-        self.variable = joint_variable(
-            spec.shape, spec.dtype, lambda: tf.zeros(spec.shape, spec.dtype)
-        )
-
-    def add(self, value: tf.Tensor) -> None:
-        self.variable.assign(value, read_value=False)
-
-    def mean(self, count: tf.Tensor, place_of: tf.Tensor | None) -> tf.Tensor:
-        del count, place_of
-        return self.variable.read_value()
-
-    def clear(self) -> None:
-        """Do nothing: the next value replaces this one."""
-
-
 class _Sum:
     """A tensor of which the mean counts: a gradient."""
 
@@ -73,6 +54,20 @@ class _Sum:
 
     def clear(self) -> None:
         self.variable.assign(tf.zeros(self.variable.shape, self.variable.dtype), read_value=False)
+
+
+class _Last(_Sum):
+    """A tensor of which the last value counts: every worker computes the same one."""
+
+    def add(self, value: tf.Tensor) -> None:
+        self.variable.assign(value, read_value=False)
+
+    def mean(self, count: tf.Tensor, place_of: tf.Tensor | None) -> tf.Tensor:
+        del count, place_of
+        return self.variable.read_value()
+
+    def clear(self) -> None:
+        """Do nothing: the next value replaces this one."""
 
 
 class _Rows:
@@ -130,7 +125,7 @@ class _Aside:
         ids = tf.TensorSpec([None], tf.int32)
         self._ids = [_Rows(ids, run) for run in tables]
 
-        def slots(kind: type[_Last | _Sum], record: object) -> Any:
+        def slots(kind: type[_Sum], record: object) -> Any:
             return filled(record, [kind(spec) for spec in leaves_of(record)])
 
         updates = [

@@ -256,11 +256,7 @@ class RoundPull:
     def ask(
         self, handles: dict[int, tf.Tensor], steps: Sequence[Mapping[str, tf.Tensor]]
     ) -> list[SentRequests]:
-        """Ask every ps for the rows that some steps need, in one message each.
-
-        Args:
-            steps: the known tensors of each step, as `StepContext.known`.
-        """
+        """Ask every ps for the rows that steps with these known tensors need, in one message."""
         requests = [self.round.requests(handles, known) for known in steps]
         by_table = [_by_table(of_step) for of_step in requests]
         sent = [pull.ask(by_table) for pull in self.pulls]

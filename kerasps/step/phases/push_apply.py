@@ -119,7 +119,7 @@ class OnDevice(UpdatePhase):
     @contextlib.contextmanager
     def on_fused(self, fused: FusedVariable) -> Iterator[None]:
         """In this context, replace the first variable of `fused` by the fused variable."""
-        self._stand_ins = fused.stand_ins(self.optimizer)
+        self._stand_ins = fused.stand_ins()
         try:
             yield
         finally:
@@ -192,7 +192,7 @@ def apply(changes: DeviceChanges, message: PushMessage, places: RowPlaces) -> No
     done = 0
     for update, update_message in zip(changes.updates, message.updates, strict=True):
         apply_states(done, update.number)
-        _apply_if_wanted(update, update_message, places)
+        _apply_update(update, update_message, places)
         done = update.number + 1
     apply_states(done, len(changes.changes.updates))
 
@@ -208,15 +208,12 @@ def _apply_averages(states: Sequence[ShardChange], sent: Sequence[Change]) -> No
         storage.assign(value, read_value=False)
 
 
-def _apply_if_wanted(update: DeviceUpdate, message: UpdateMessage, places: RowPlaces) -> None:
-    if message.applied is None:
-        _apply_update(update, message, places)
-    else:
-        tf.cond(message.applied > 0, lambda: _apply_update(update, message, places), lambda: None)
-
-
 def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlaces) -> None:
-    """Run the part of `Optimizer.apply` after clipping, for the shards on this ps."""
+    """Run the part of `Optimizer.apply` after clipping, for the shards on this ps, if wanted."""
+    if message.applied is not None:
+        wanted = message._replace(applied=None)
+        tf.cond(message.applied > 0, lambda: _apply_update(update, wanted, places), lambda: None)
+        return
     optimizer, shared = update.update.optimizer, update.update.shared
     phase = OnDevice(optimizer, message.scalars, shared, compiles=update.compiles)
     for fused, gradient in zip(update.fused, message.fused, strict=True):
@@ -224,7 +221,7 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
             phase.decay_and_update(fused.shards[0].variable, gradient)
     for group, gradient in zip(update.groups, message.groups, strict=True):
         shards = group.shards
-        rows = _Rows(update.update.optimizer, group.runs, places)
+        rows = _Rows(optimizer, group.runs, places)
         with entering(phase), phase.on(shards[0], rows):
             phase.decay_and_update(shards[0].variable, gradient)
     gradients = dict(zip(update.single, message.gradients, strict=True))
@@ -234,7 +231,7 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
         run = ShardRun((shard,))
         if gradient is not None and run in places:
             if update.updates_rows(shard):
-                touched = _Rows(update.update.optimizer, [run], places)
+                touched = _Rows(optimizer, [run], places)
             else:
                 begin, of_run = run.store.begin, run.places(places[run])
                 shard_places = of_run - begin if begin else of_run

@@ -34,11 +34,7 @@ class UpdateRule:
     waits: ClassVar[bool] = False  # whether a step waits for those of other workers
 
     def admission(self, batches_per_step: int) -> AdmissionTerms:
-        """Return the terms on which workers are given steps, which count batches.
-
-        Args:
-            batches_per_step: the number of batches of a step, for limits in steps.
-        """
+        """Return the terms, counted in batches, on which workers are given steps."""
         del batches_per_step
         return AdmissionTerms()
 

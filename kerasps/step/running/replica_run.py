@@ -20,6 +20,7 @@ from kerasps import _compat
 from kerasps.cluster.description.worker_devices import FIRST_CPU
 from kerasps.errors import UnsupportedError
 from kerasps.runtime.devices import ps_index
+from kerasps.step.compute.methods import Method
 from kerasps.step.compute.returned import Returned
 from kerasps.step.contract.host import StepHost
 from kerasps.step.phases.step_context import ReplicaInputs, StepContext
@@ -208,13 +209,10 @@ def _is_whole(graph: tf.Graph) -> bool:
     return not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
 
 
-class ReplicaFunction:
+class ReplicaFunction(Method):
     """A function that `strategy.run` received, and its arguments (see `Method`)."""
 
     name = "The function given to `strategy.run`"
-    whose = ""
-    owner = None
-    jit_compile = False
 
     def __init__(
         self,
@@ -234,16 +232,6 @@ class ReplicaFunction:
     def specs(self) -> list[tf.TypeSpec]:
         """The specs of the batch."""
         return [tf.type_spec_from_value(tensor) for tensor in self.batch]
-
-    def expected(self) -> list[Any]:
-        """Return nothing: only a trace shows what the function touches."""
-        return []
-
-    optimizers = expected
-
-    def expected_metrics(self, element_spec: object) -> list[Any]:
-        """Return nothing, as `expected`."""
-        return []
 
     def call(self, batch: Any) -> Returned:
         """Call the function with the tensors of `batch` in place of those it was given."""

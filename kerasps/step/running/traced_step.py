@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -20,12 +21,9 @@ from kerasps.step.compute.derived_logs import DerivedLog
 from kerasps.step.compute.methods import ModelMethod
 from kerasps.step.compute.returned import MetricResult
 from kerasps.step.contract.host import StepHost
-from kerasps.step.phases.update_rules import UpdateRule
 from kerasps.step.running.kept_graphs import KEPT_GRAPHS
 from kerasps.step.running.message_texts import OtherWords
-from kerasps.step.running.timing import StepTiming
 from kerasps.step.tracing.device_plans import DevicePlans
-from kerasps.step.tracing.plan import ExecutionLimits
 from kerasps.step.tracing.runners import Runner
 from kerasps.step.tracing.state import Header, Ticket, WorkerVariables
 from kerasps.step.tracing.step_graph import build_step_graph
@@ -33,7 +31,6 @@ from kerasps.step.tracing.surroundings import FitSurroundings
 from kerasps.step.tracing.tracer import Tracer
 from kerasps.step.tracing.traffic import StepTraffic
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.keras.joins import Join
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,16 @@ class ExecutionResult:
     outputs: list[Any]  # the predictions of each step
     # The time of the call that fetched them; None if it ran steps, too.
     call_seconds: float | None = None
+
+
+@dataclass
+class StepTiming:
+    """The number of steps that were done, and the time that one takes on a worker."""
+
+    epochs: int = 0
+    steps: int = 0
+    # The shortest measured time per step, in seconds; infinite before the first.
+    seconds: float = math.inf
 
 
 class TracedStep:
@@ -90,11 +97,21 @@ class TracedStep:
         self.plans = DevicePlans(self._tracer, device)  # its plans, by the devices that compute
         self._trace = self.plans.trace
         self._plan = self._trace.plan
-        # The ways in which the states of metrics are joined, in the order of `metrics`.
-        self.joins: list[Join] = self._plan.joins
-        self._variables = WorkerVariables(
-            self._plan.state, len(self._plan.push.devices), self.joins
-        )
+        # The metric states, in the order of `ExecutionResult.metrics`, and how they are joined.
+        self.metrics, self.joins = self._plan.metrics, self._plan.joins
+        # The states of the seed generators that a step draws from, in the order of the header, and
+        # the number of seeds that it draws from each.
+        self.seeds, self.seeds_per_step = self._plan.seeds, self._plan.draws
+        # Whether the step returns the model's metrics: then the merged states of all workers
+        # replace the last step's logs.
+        self.logs_are_metrics = self._trace.logs_are_metrics
+        # Those of the other logs that are, or follow from, results of metrics, by name.
+        self.results: dict[str, MetricResult | DerivedLog] = self._trace.results
+        # The limits on the number of steps in an execution.
+        self.limits = self._plan.limits
+        # The devices of the ps that a step pushes to, and how they update.
+        self.devices, self.rule = self._plan.push.devices, self._plan.push.rule
+        self._variables = WorkerVariables(self._plan.state, len(self.devices), self.joins)
         self._state = _state_of(model)
         # Steps of the model in the same mode for other batches, the last used one first.
         self.earlier: list[TracedStep] = []
@@ -113,16 +130,6 @@ class TracedStep:
         return bool(is_fast and is_for_batches and is_current)
 
     @property
-    def metrics(self) -> list[ParameterServerVariable]:
-        """The metric states, in the order of `ExecutionResult.metrics`."""
-        return self._plan.metrics
-
-    @property
-    def seeds(self) -> list[ParameterServerVariable]:
-        """The states of the seed generators that a step draws from, in the order of the header."""
-        return self._plan.seeds
-
-    @property
     def variables(self) -> list[ParameterServerVariable]:
         """All variables that a step touches, except the states of metrics."""
         inventory = self._plan.inventory
@@ -133,29 +140,6 @@ class TracedStep:
     def traffic(self) -> StepTraffic:
         """The traffic of each step, per ps."""
         return self._plan.traffic
-
-    @property
-    def logs_are_metrics(self) -> bool:
-        """True if the step returns the model's metrics.
-
-        Then the merged states of all workers replace the last step's logs.
-        """
-        return self._trace.logs_are_metrics
-
-    @property
-    def results(self) -> dict[str, MetricResult | DerivedLog]:
-        """Those of the other logs that are, or follow from, results of metrics, by name."""
-        return self._trace.results
-
-    @property
-    def limits(self) -> ExecutionLimits:
-        """The limits on the number of steps in an execution."""
-        return self._plan.limits
-
-    @property
-    def seeds_per_step(self) -> list[int]:
-        """The number of seeds that a step draws from each generator."""
-        return self._plan.draws
 
     def step_graph(
         self,
@@ -214,11 +198,6 @@ class TracedStep:
         """
         self._plan.fused.store()
 
-    @property
-    def devices(self) -> list[str]:
-        """The devices of the ps that a step pushes to."""
-        return self._plan.push.devices
-
     def start(self, lane: int) -> list[tf.Tensor]:
         """Make the worker on whose device this runs ready for executions.
 
@@ -252,7 +231,7 @@ class TracedStep:
             source: the resource of the worker's iterator, or a list of batches.
         """
         try:
-            returned = self._call(graph, handles, source, header)
+            returned = self.advance(graph, handles, source, header)
             if not self._plan.outputs:
                 return self._result(returned)
             flats, leaves, sizes = returned
@@ -269,20 +248,14 @@ class TracedStep:
     def advance(
         self,
         graph: tf.types.experimental.ConcreteFunction,
-        handles: list[tf.Tensor],
-        source: tf.Tensor,
-        header: Header,
-    ) -> None:
-        """Run a step graph that adds its state to the worker's totals; `collect` returns them."""
-        self._call(graph, handles, source, header)
-
-    def _call(
-        self,
-        graph: tf.types.experimental.ConcreteFunction,
         handles: list[tf.Tensor] | None,
         source: tf.Tensor | Sequence[object],
         header: Header,
     ) -> Any:
+        """Run a step graph, and return its outputs.
+
+        One that adds its state to the worker's totals has none; `collect` returns the totals.
+        """
         headers = [self._header(header)] if self.seeds else []
         with optimizing(GraphOptimizer.LEAN):
             if isinstance(source, list):
@@ -300,11 +273,6 @@ class TracedStep:
         # executions that wait for other workers, whose steps other threads of Python send.
         with tf.device(COORDINATOR_CPU):
             return tf.constant(packed)
-
-    @property
-    def rule(self) -> UpdateRule:
-        """The rule for when the pushes of a step take effect, and whether workers wait for them."""
-        return self._plan.push.rule
 
     def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:
         """Return and clear the totals of the worker on whose device this runs."""

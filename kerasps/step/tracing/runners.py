@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,74 +16,59 @@ from kerasps.step.tracing.state import WorkerVariables
 Steps = Callable[..., Any]
 
 
-class Runner(Protocol):
+@dataclass(frozen=True, eq=False)
+class Runner:
     """Wraps the function that does an execution's steps into the function that the caller calls."""
 
-    copies_tables: bool  # whether a step reads copies of lookup tables that were sent to the runner
-    inlines: bool  # whether TensorFlow may inline the steps into the function around them
+    # Returns the function to call, given that of the steps. On a worker, its first argument is the
+    # handles of the worker's variables.
+    wrap: Callable[[Steps, StepPlan, WorkerVariables], Callable[..., Any]]
+    # Whether a worker runs it, which has variables, and copies of lookup tables, of the execution.
+    is_on_worker: bool = True
+    inlines: bool = True  # whether TensorFlow may inline the steps into the function around them
 
     def function(
         self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]
     ) -> tf.types.experimental.ConcreteFunction:
         """Return the function of an execution."""
+        handles = [variables.handle_specs] if self.is_on_worker else []
+        function = tf.function(on_cpu(self.wrap(steps, plan, variables)), autograph=False)
+        return function.get_concrete_function(*handles, *arguments)
 
 
-class _ReturningWorker:
-    """A worker that returns the state of each execution (see `Runner`)."""
+def _returning(steps: Steps, _: StepPlan, variables: WorkerVariables) -> Callable[..., Any]:
+    """Return the state of each execution."""
 
-    copies_tables = True
-    inlines = True
+    def on_worker(handles: list[tf.Tensor], *given: object) -> Any:
+        return steps(variables.ticket(handles), *given)
 
-    def function(
-        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]
-    ) -> tf.types.experimental.ConcreteFunction:
-        @on_cpu
-        def on_worker(handles: list[tf.Tensor], *given: object) -> Any:
-            return steps(variables.ticket(handles), *given)
-
-        function = tf.function(on_worker, autograph=False)
-        return function.get_concrete_function(variables.handle_specs, *arguments)
+    return on_worker
 
 
-class _CollectingWorker:
-    """A worker that adds the state of each execution to its totals (see `Runner`)."""
+def _collecting(steps: Steps, plan: StepPlan, variables: WorkerVariables) -> Callable[..., Any]:
+    """Add the state of each execution to the worker's totals."""
 
-    copies_tables = True
-    # A graph that returns nothing is not optimized, so the steps stay a function.
-    inlines = False
+    def into_totals(handles: list[tf.Tensor], *given: object) -> list[tf.Tensor]:
+        flats = steps(variables.ticket(handles), *given)
+        variables.add(handles, plan.state.unpack(flats))
+        return []
 
-    def function(
-        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]
-    ) -> tf.types.experimental.ConcreteFunction:
-        @on_cpu
-        def into_totals(handles: list[tf.Tensor], *given: object) -> list[tf.Tensor]:
-            flats = steps(variables.ticket(handles), *given)
-            variables.add(handles, plan.state.unpack(flats))
-            return []
-
-        function = tf.function(into_totals, autograph=False)
-        return function.get_concrete_function(variables.handle_specs, *arguments)
+    return into_totals
 
 
-class _Alone:
-    """The process that built the graph: a coordinator, or a worker that drives its own steps."""
+def _alone(steps: Steps, _: StepPlan, variables: WorkerVariables) -> Callable[..., Any]:
+    """Run in the process that built the graph: a coordinator, or a worker that drives itself."""
 
-    copies_tables = False
-    inlines = True
+    def alone(*given: object) -> Any:
+        return steps(variables.ticket_of_coordinator(), *given)
 
-    def function(
-        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]
-    ) -> tf.types.experimental.ConcreteFunction:
-        @on_cpu
-        def alone(*given: object) -> Any:
-            return steps(variables.ticket_of_coordinator(), *given)
-
-        return tf.function(alone, autograph=False).get_concrete_function(*arguments)
+    return alone
 
 
-RETURNING_WORKER: Runner = _ReturningWorker()
-COLLECTING_WORKER: Runner = _CollectingWorker()
-ALONE: Runner = _Alone()
+RETURNING_WORKER = Runner(_returning)
+# A graph that returns nothing is not optimized, so the steps stay a function.
+COLLECTING_WORKER = Runner(_collecting, inlines=False)
+ALONE = Runner(_alone, is_on_worker=False)
 
 
 def on_cpu(body: Callable[..., object]) -> Callable[..., Any]:

@@ -103,7 +103,7 @@ def build_step_graph(
     # The compute phase names its device. All other operations are on the CPU of the task.
     @on_cpu
     def steps(packed: tf.Tensor, source: object, *header: tf.Tensor) -> Any:
-        step = _Step(plan, Ticket.from_tensor(packed), *header, copies_tables=runner.copies_tables)
+        step = _Step(plan, Ticket.from_tensor(packed), *header, copies_tables=runner.is_on_worker)
         if layout.reads:
             source = tf.nest.pack_sequence_as(source_spec, [source], expand_composites=True)
         state, outputs = _all_steps(step, layout, source)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
 from kerasps.runtime.devices import ps_device
-from kerasps.words import text_table
+from kerasps.words import Records, text_table
 
 _HOTTEST = 3
 
@@ -38,7 +38,7 @@ class TaskLoad:
     hottest_tables: tuple[tuple[str, float], ...]
 
 
-class LoadReport(Sequence[TaskLoad]):
+class LoadReport(Records[TaskLoad]):
     """The traffic of every ps task, a `TaskLoad` each, in task order; prints as a table.
 
     ```python
@@ -53,21 +53,9 @@ class LoadReport(Sequence[TaskLoad]):
     """
 
     def __init__(self, tasks: Sequence[TaskLoad], steps: int, seconds: float) -> None:
-        self._tasks = tuple(tasks)
+        super().__init__(tasks)
         self._steps = steps
         self._seconds = seconds
-
-    @overload
-    def __getitem__(self, index: int) -> TaskLoad: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[TaskLoad]: ...
-
-    def __getitem__(self, index: int | slice) -> TaskLoad | Sequence[TaskLoad]:
-        return self._tasks[index]
-
-    def __len__(self) -> int:
-        return len(self._tasks)
 
     @property
     def steps(self) -> int:
@@ -93,7 +81,7 @@ class LoadReport(Sequence[TaskLoad]):
                 "hottest tables (rows read/s)",
             )
         ]
-        for index, task in enumerate(self._tasks):
+        for index, task in enumerate(self):
             numbers = (
                 f"{task.rows_read_per_second:,.0f}",
                 f"{task.bytes_read_per_second / 1e6:,.2f}",

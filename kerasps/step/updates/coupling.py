@@ -182,11 +182,7 @@ def _slots(
 def refusal(
     optimizer: keras.optimizers.Optimizer, variable: ParameterServerVariable, how: str
 ) -> UnsupportedError:
-    """Return the error of an update that couples the rows of a variable in shards.
-
-    Args:
-        how: the result of `coupling_of`.
-    """
+    """Return the error of an update that couples rows of a variable in shards, as `how` tells."""
     if not is_elementwise(optimizer):
         what = f"The update of optimizer {optimizer.name!r}"
         instead = "another optimizer, such as Adam or Adagrad"

@@ -34,51 +34,13 @@ _Variables = Collection[ParameterServerVariable]
 
 
 @dataclass(frozen=True, eq=False)
-class FusedVariable:
-    """Shards on one ps, laid end to end, and their slots likewise."""
+class _Layout:
+    """The place of shards in a fused variable that may not be made yet."""
 
     update: int  # the number of the `Optimizer.apply` that changes them
+    optimizer: keras.optimizers.Optimizer
     device: str  # the device of the ps
     shards: list[Shard]  # the shards that are laid end to end
-    values: NamedVariable  # their elements
-    slots: list[NamedVariable]  # the elements of their first slots, of their second ones, and so on
-
-    @property
-    def spec(self) -> WireSpec:
-        """The spec of the values, and of a gradient with respect to them, as they are sent."""
-        wire_dtype = self.shards[0].variable.wire_dtype
-        return WireSpec(self.values.shape, self.values.dtype, wire_dtype=wire_dtype)
-
-    def stand_ins(
-        self, optimizer: keras.optimizers.Optimizer
-    ) -> ByIdentity[ParameterServerVariable, tf.Variable]:
-        """Return the fused storages of the first variable and its slots, to update all at once."""
-        first = self.shards[0].variable
-        slots = slots_of(optimizer)[optimizer._get_variable_index(first)]
-        return ByIdentity([(first, self.values), *zip(slots, self.slots, strict=True)])
-
-    def moves(
-        self, optimizer: keras.optimizers.Optimizer
-    ) -> Iterator[tuple[tf.Variable, list[tf.Variable]]]:
-        """Return each storage of the fused variable, and the storages of its elements."""
-        slots = slots_of(optimizer)
-        yield self.values, [shard.storage for shard in self.shards]
-        for number, fused_slot in enumerate(self.slots):
-            slot_shards = [
-                Shard(slots[optimizer._get_variable_index(s.variable)][number], s.index)
-                for s in self.shards
-            ]
-            yield fused_slot, [shard.storage for shard in slot_shards]
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """The place of shards in a fused variable that is not made yet."""
-
-    update: int  # the number of the `Optimizer.apply` that changes them
-    optimizer: Any
-    device: str  # the device of the ps
-    shards: list[Shard]
     dtypes: tuple[tf.DType, ...]  # the dtypes of the values and of their slots
 
     def is_same(self, other: _Layout) -> bool:
@@ -89,6 +51,37 @@ class _Layout:
             return layout.update, id(layout.optimizer), layout.device, shards, layout.dtypes
 
         return bool(key(self) == key(other))
+
+
+@dataclass(frozen=True, eq=False)
+class FusedVariable(_Layout):
+    """Shards on one ps, laid end to end, and their slots likewise."""
+
+    values: NamedVariable  # their elements
+    slots: list[NamedVariable]  # the elements of their first slots, of their second ones, and so on
+
+    @property
+    def spec(self) -> WireSpec:
+        """The spec of the values, and of a gradient with respect to them, as they are sent."""
+        wire_dtype = self.shards[0].variable.wire_dtype
+        return WireSpec(self.values.shape, self.values.dtype, wire_dtype=wire_dtype)
+
+    def stand_ins(self) -> ByIdentity[ParameterServerVariable, tf.Variable]:
+        """Return the fused storages of the first variable and its slots, to update all at once."""
+        first = self.shards[0].variable
+        slots = slots_of(self.optimizer)[self.optimizer._get_variable_index(first)]
+        return ByIdentity([(first, self.values), *zip(slots, self.slots, strict=True)])
+
+    def moves(self) -> Iterator[tuple[tf.Variable, list[tf.Variable]]]:
+        """Return each storage of the fused variable, and the storages of its elements."""
+        optimizer, slots = self.optimizer, slots_of(self.optimizer)
+        yield self.values, [shard.storage for shard in self.shards]
+        for number, fused_slot in enumerate(self.slots):
+            slot_shards = [
+                Shard(slots[optimizer._get_variable_index(s.variable)][number], s.index)
+                for s in self.shards
+            ]
+            yield fused_slot, [shard.storage for shard in slot_shards]
 
 
 class FusedVariables:
@@ -108,30 +101,22 @@ class FusedVariables:
         assigned: _Variables,
         before: FusedVariables | None = None,
     ) -> None:
-        self._layouts = [
+        layouts = [
             layout
             for number, update in enumerate(updates)
             for layout in _layouts(number, update, _fusible(updates, number, read, assigned))
         ]
-        if before is not None and self._are_same(before._layouts):
-            self.all: list[FusedVariable] = before.all
+        if before is not None and _are_same(layouts, before.all):
+            self.all: list[FusedVariable] = before.all  # the fused variables, on any ps
             self._loads: dict[str, Any] = before._loads
             self._stores: dict[str, Any] = before._stores
             return
-        self.all = [_fused(layout) for layout in self._layouts]  # the fused variables, on any ps
+        self.all = [_fused(layout) for layout in layouts]
         by_device: dict[str, list[FusedVariable]] = {}
         for fused in self.all:
             by_device.setdefault(fused.device, []).append(fused)
-        self._loads = {
-            device: _trace(_load, variables, updates) for device, variables in by_device.items()
-        }
-        self._stores = {
-            device: _trace(_store, variables, updates) for device, variables in by_device.items()
-        }
-
-    def _are_same(self, layouts: Sequence[_Layout]) -> bool:
-        pairs = zip(self._layouts, layouts, strict=False)
-        return len(self._layouts) == len(layouts) and all(ours.is_same(its) for ours, its in pairs)
+        self._loads = {device: _trace(_load, fused) for device, fused in by_device.items()}
+        self._stores = {device: _trace(_store, fused) for device, fused in by_device.items()}
 
     def load(self) -> None:
         """Copy the variables into the fused ones on each ps. Call before steps are sent."""
@@ -143,6 +128,11 @@ class FusedVariables:
         Until then, the variables themselves are stale.
         """
         _call_all(self._stores)
+
+
+def _are_same(layouts: Sequence[_Layout], others: Sequence[_Layout]) -> bool:
+    pairs = zip(layouts, others, strict=False)
+    return len(layouts) == len(others) and all(ours.is_same(its) for ours, its in pairs)
 
 
 def _fusible(
@@ -196,7 +186,7 @@ def _fused(layout: _Layout) -> FusedVariable:
             NamedVariable(None, shape=[length], dtype=dtype, trainable=False, name="fused")
             for dtype in layout.dtypes
         ]
-    return FusedVariable(layout.update, layout.device, layout.shards, values, slots)
+    return FusedVariable(**vars(layout), values=values, slots=slots)
 
 
 def _load(fused: tf.Variable, storages: list[tf.Variable]) -> None:
@@ -235,16 +225,14 @@ def _assign(storage: tf.Variable, value: tf.Tensor) -> None:
 
 
 def _trace(
-    move: Callable[[tf.Variable, list[tf.Variable]], None],
-    all_fused: list[FusedVariable],
-    updates: Sequence[Update],
+    move: Callable[[tf.Variable, list[tf.Variable]], None], all_fused: list[FusedVariable]
 ) -> Any:
     """Return the concrete function that moves all values of one ps and returns a constant."""
 
     def move_all() -> tf.Tensor:
         with tf.device(all_fused[0].device):
             for fused in all_fused:
-                for values, storages in fused.moves(updates[fused.update].optimizer):
+                for values, storages in fused.moves():
                     move(values, storages)
             # TensorFlow does not wait for a remote call that returns nothing.
             return tf.constant(0)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
-from kerasps.training.epoch.worker_activity import WorkerActivity
+from kerasps.training.epoch.worker_state import WorkerActivity
 
 
 class Dispatching(Protocol):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from kerasps.training.contract.dispatching import Dispatching
-from kerasps.training.epoch.worker_activity import WorkerActivity
+from kerasps.training.epoch.worker_state import WorkerActivity
 
 # Rates cover the last seconds: long enough for a few executions of a slow model, short enough to
 # show that a worker is lost.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 import tensorflow as tf
 
 from kerasps.variables.lanes.fences import Fences
 from kerasps.variables.lanes.lane_table import NUM_BINS, LaneRecord
-from kerasps.words import text_table
+from kerasps.words import Records, text_table
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class WorkerStaleness:
         return sum(self.counts)
 
 
-class Staleness(Sequence[WorkerStaleness]):
+class Staleness(Records[WorkerStaleness]):
     """The staleness of each worker's pushes, as `WorkerStaleness`; prints as a histogram.
 
     Workers are in the order of their indices, without those that have pushed nothing.
@@ -56,35 +55,23 @@ class Staleness(Sequence[WorkerStaleness]):
     """
 
     def __init__(self, workers: Sequence[WorkerStaleness]) -> None:
-        self._workers = tuple(workers)
-
-    @overload
-    def __getitem__(self, index: int) -> WorkerStaleness: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[WorkerStaleness]: ...
-
-    def __getitem__(self, index: int | slice) -> WorkerStaleness | Sequence[WorkerStaleness]:
-        return self._workers[index]
-
-    def __len__(self) -> int:
-        return len(self._workers)
+        super().__init__(workers)
 
     @property
     def pushes(self) -> int:
         """The total number of pushes."""
-        return sum(worker.pushes for worker in self._workers)
+        return sum(worker.pushes for worker in self)
 
     @property
     def mean(self) -> float:
         """The mean staleness of all pushes; 0.0 without one."""
-        total = sum(worker.mean * worker.pushes for worker in self._workers)
+        total = sum(worker.mean * worker.pushes for worker in self)
         return total / self.pushes if self.pushes else 0.0
 
     @property
     def max(self) -> int:
         """The largest staleness of all pushes; 0 without one."""
-        return max((worker.max for worker in self._workers), default=0)
+        return max((worker.max for worker in self), default=0)
 
     def __repr__(self) -> str:
         return f"<Staleness of {self.pushes} pushes: mean={self.mean:.2f} max={self.max}>"
@@ -92,7 +79,7 @@ class Staleness(Sequence[WorkerStaleness]):
     def __str__(self) -> str:
         bins = [span for span in _SPANS if span.start <= max(self.max, 1)]
         rows = [("worker", "pushes", "mean", "max", *(_label(span) for span in bins))]
-        for worker in self._workers:
+        for worker in self:
             counts = [f"{sum(worker.counts[span.start : span.stop]):,}" for span in bins]
             rows.append(
                 (

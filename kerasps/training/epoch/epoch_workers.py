@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from kerasps.training.epoch.epoch_events import Execution, Open, SplitPosition
 from kerasps.training.epoch.splits import SplitLedger, SplitStatus
-from kerasps.training.epoch.worker_activity import WorkerActivity
-from kerasps.training.epoch.worker_state import WorkerState, WorkerStatus
+from kerasps.training.epoch.worker_state import WorkerActivity, WorkerState, WorkerStatus
 
 
 class EpochWorkers:

@@ -1,4 +1,4 @@
-"""The state of one worker in an `EpochState`."""
+"""The state of one worker in an `EpochState`, and its part in the current loop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ class WorkerStatus(enum.Enum):
     READING = "it may have data"
     DRY = "it waits for data"
     LOST = "it is gone"
+
+
+@dataclass(frozen=True)
+class WorkerActivity:
+    """The part of one worker in the current loop."""
+
+    executions: int  # the number of executions that it was sent and has not reported as done
+    # `"data"` while it opens a dataset, or if none is left for it; `"workers"` while a bound of
+    # staleness or a synchronous update holds it back; `"coordinator"` while nothing is pending, for
+    # example while callbacks run; `"session"` before it is made ready. Empty if it has something to
+    # do, or is lost.
+    waits_for: str = ""
 
 
 @dataclass

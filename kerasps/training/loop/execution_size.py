@@ -20,7 +20,7 @@ import keras
 
 from kerasps.inputs import Input
 from kerasps.step import TracedStep
-from kerasps.step.running.timing import StepTiming
+from kerasps.step.running.traced_step import StepTiming
 from kerasps.training.contract.dispatching import Dispatching
 from kerasps.training.contract.host import host_of
 

@@ -23,11 +23,7 @@ def check_compiled(model: keras.Model) -> None:
 
 
 def is_validated(epoch: int, validation_freq: object) -> bool:
-    """Return whether `fit` evaluates its validation data after an epoch.
-
-    Args:
-        epoch: its number, from 0.
-        validation_freq: the number of epochs between validations, or a list of epochs, from 1.
+    """Return whether `fit` evaluates its validation data after an epoch; the first one is 0.
 
     Raises ValueError if `validation_freq` is neither.
     """

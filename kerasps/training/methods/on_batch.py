@@ -25,8 +25,7 @@ from kerasps.training.contract.metrics import merge_once
 from kerasps.training.loop.outputs import concatenated
 from kerasps.training.loop.step_numbers import StepNumbers
 from kerasps.training.methods.keras_rules import check_compiled, plain_logs
-from kerasps.training.methods.prepare import prepare
-from kerasps.training.methods.stateful import build_stateful
+from kerasps.training.methods.prepare import build_stateful, prepare
 from kerasps.variables import wait_for_steps
 from kerasps.variables.lanes.flights import Flight, Holders
 

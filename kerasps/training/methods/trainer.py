@@ -21,8 +21,7 @@ from kerasps.training.loop.loop import Loop, warn_of_missing_data
 from kerasps.training.loop.outputs import concatenated
 from kerasps.training.loop.predictions import Predictions
 from kerasps.training.methods.keras_rules import check_compiled, is_validated, plain_logs
-from kerasps.training.methods.prepare import prepare
-from kerasps.training.methods.stateful import build_stateful, first_batch_of
+from kerasps.training.methods.prepare import build_stateful, first_batch_of, prepare
 from kerasps.variables import wait_for_steps
 
 

@@ -18,7 +18,7 @@ from kerasps.training.epoch.epoch_events import (
     SessionBegan,
 )
 from kerasps.training.epoch.epoch_state import EpochState
-from kerasps.training.epoch.worker_activity import WorkerActivity
+from kerasps.training.epoch.worker_state import WorkerActivity
 from kerasps.variables.lanes.flights import Holders
 
 # The commands for one session, in their order; None ends the session.

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from kerasps.errors import KeraspsError
 from kerasps.training.calls.coordinator_port import CoordinatorPort
+from kerasps.training.contract.dispatching import Dispatching
 from kerasps.training.contract.host import HostOfWorkers, LoopSteps
 from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.epoch.admission import choose_admission
@@ -30,7 +31,7 @@ from kerasps.training.epoch.epoch_events import (
     StepsAsked,
 )
 from kerasps.training.epoch.epoch_state import EpochState
-from kerasps.training.epoch.worker_activity import WorkerActivity
+from kerasps.training.epoch.worker_state import WorkerActivity
 from kerasps.training.sessions.channel import EpochChannel
 from kerasps.training.sessions.report_wait import ReportWait
 from kerasps.training.sessions.session import CollectingSession, ReturningSession
@@ -40,14 +41,8 @@ from kerasps.training.sessions.worker_lanes import WorkerLanes
 from kerasps.variables.storage.names import NAMES
 
 
-class Dispatcher:
-    """Sends executions to workers and reports their results, one epoch after the other.
-
-    Contract: call `make_sources` before the first epoch of a pass. Then, for each epoch, call
-    `hold`, `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after
-    an error. `make_sources` may also follow a `finish_if_done` that returned True though
-    executions are in flight: these are done in the new pass. Thread: `fit`'s.
-    """
+class Dispatcher(Dispatching):
+    """Sends executions to workers and reports their results (see `Dispatching`)."""
 
     def __init__(self, host: HostOfWorkers, steps: LoopSteps) -> None:
         self._host = host
@@ -93,12 +88,10 @@ class Dispatcher:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers that run executions."""
         return int(self._membership.num_workers)
 
     @property
     def may_send_more(self) -> bool:
-        """True if an execution may have more steps than the model is compiled for."""
         if not self._function.devices:
             return True  # steps that change nothing
         # Longer executions of several workers overlap more, which makes updates staler. Users ask
@@ -108,42 +101,34 @@ class Dispatcher:
 
     @property
     def num_in_flight(self) -> int:
-        """The number of executions that were sent and are not done."""
         return self._channel.num_in_flight
 
     @property
     def is_at_end(self) -> bool:
-        """True if data of known length were read to the end: the next epoch needs a new pass."""
         return self._state.splits.all_given_out
 
     @property
     def positions(self) -> list[SplitPosition]:
-        """The position of each split of the input, and of each part of one. Call when suspended."""
         return self._state.splits.positions
 
     @property
     def has_backlog(self) -> bool:
-        """True while `suspend` keeps reports for `wait`."""
         return bool(self._backlog)
 
     @property
     def is_dealt_evenly(self) -> bool:
-        """True if workers have equal parts of synchronous updates and no execution is pending."""
         return self._channel.is_dealt_evenly
 
     def activities(self) -> dict[int, WorkerActivity]:
-        """Return the part of each worker in this loop, by its index. Thread: any."""
         return self._channel.activities()
 
     # Epochs
 
     def make_sources(self, epoch: int, *, must_end: bool) -> None:
-        """Begin a pass over the data with `epoch`."""
         self._inputs.start_pass(epoch, must_end=must_end)
         self.begin_resumed(())
 
     def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
-        """Begin at `positions` in the input's pass. Call `Input.resume_pass` before."""
         self._channel.post(PassBegan(self._inputs.num_splits, tuple(positions)))
         self._flights.begin_pass()
 
@@ -168,7 +153,6 @@ class Dispatcher:
         self._channel.post(StepsAsked(execution))
 
     def finish_if_done(self, *, all_asked: bool) -> bool:
-        """Return True if nothing that was sent is pending, so that `wait` would never return."""
         self._check_suspended()
         return not self._backlog and self._channel.finish_if_done(all_asked=all_asked)
 
@@ -208,7 +192,6 @@ class Dispatcher:
         self._flights.land()
 
     def abandon(self) -> None:
-        """End all executions in flight, after an error of the epoch."""
         NAMES.retire()
         self._flights.abandon()
 

@@ -190,17 +190,13 @@ class Session:
         self._function.give_ticket(self._handles, Ticket(lane, [0] * len(execution.applied)))
 
     def _run(self, execution: Execution) -> None:
-        graph = self._source.step_graph(self._function, execution, self.runner)
-        self._call(graph, self._source.data_of(execution), execution.header)
-
-    def _call(
-        self,
-        graph: tf.types.experimental.ConcreteFunction,
-        data: tf.Tensor | Sequence[object],
-        header: Header,
-    ) -> None:
-        """Call a step graph, and handle its result."""
+        """Run a step graph, and handle its result."""
         raise NotImplementedError
+
+    def _call_of(self, execution: Execution) -> tuple[Any, Any, Any, Header]:
+        """Return what a `TracedStep` runs an execution with."""
+        graph = self._source.step_graph(self._function, execution, self.runner)
+        return graph, self._handles, self._source.data_of(execution), execution.header
 
     def _collect(self) -> None:
         self._wait()
@@ -232,13 +228,8 @@ class ReturningSession(Session):
     # The session waits for each result, so it can send nothing ahead.
     executions_ahead = 1
 
-    def _call(
-        self,
-        graph: tf.types.experimental.ConcreteFunction,
-        data: tf.Tensor | Sequence[object],
-        header: Header,
-    ) -> None:
-        result = self._function.run(graph, self._handles, data, header)
+    def _run(self, execution: Execution) -> None:
+        result = self._function.run(*self._call_of(execution))
         self._on_success(self._worker)
         self._post(ResultReturned(self._worker, result.steps, result))
 
@@ -249,15 +240,11 @@ class CollectingSession(Session):
     runner = COLLECTING_WORKER
     executions_ahead = EXECUTIONS_PER_WORKER
 
-    def _call(
-        self,
-        graph: tf.types.experimental.ConcreteFunction,
-        data: tf.Tensor | Sequence[object],
-        header: Header,
-    ) -> None:
+    def _run(self, execution: Execution) -> None:
+        call = self._call_of(execution)
         self._num_running += 1
         # Returns when the executor has room: all but the last `EXECUTIONS_AHEAD` executions ended.
-        self._function.advance(graph, self._handles, data, header)
+        self._function.advance(*call)
         self._report(EXECUTIONS_AHEAD)
 
 

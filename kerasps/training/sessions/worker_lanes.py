@@ -58,13 +58,10 @@ class WorkerLanes:
             return self._lanes.get(worker, OPEN_LANE)
 
     def end(self, worker: int, why: WorkerEnd, *, lane: int | None = None) -> WorkerEnded:
-        """Close the lane of a worker that has ended; return the event for the epoch's state.
+        """Close a worker's lane, the last one by default; return the event that the worker ended.
 
         No push in the lane is applied from now on. Every worker that ends does so here. If a ps is
         lost, the event says nothing of applied pushes: the training ends anyway.
-
-        Args:
-            lane: its lane. Default: the one that was opened last.
         """
         try:
             applied = self._close(self.lane(worker) if lane is None else lane)

@@ -165,11 +165,7 @@ class ParameterServerVariable(keras.Variable):
         )
 
     def take_over(self, value: tf.Variable) -> None:
-        """Make the storage on ps tasks of a variable that was made outside the strategy.
-
-        Args:
-            value: its previous storage; the new one takes its value.
-        """
+        """Store a variable that was made outside the strategy on ps tasks, with its value."""
         shape = tuple(value.shape)
 
         def create(initial_value: Callable[[], object], initial_shard: InitialShard) -> Any:

@@ -144,12 +144,9 @@ class Flight:
         self._for_flight.put(None)
 
     def wait_until_over(self, look: Callable[[], None], has_failed: Callable[[], bool]) -> None:
-        """Wait until the flight is over or something has failed.
+        """Wait until the flight is over or, after a call of `look`, something has failed.
 
         Thread: the flight's. `end` and `wake` wake it at once.
-
-        Args:
-            has_failed: called after each call of `look`.
         """
         while not self.is_over:
             look()

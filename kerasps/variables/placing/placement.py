@@ -6,12 +6,12 @@ import math
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import tensorflow as tf
 
 from kerasps.runtime.devices import ps_device
-from kerasps.words import text_table
+from kerasps.words import Records, text_table
 
 # A variable, or a shard of one, of up to so many bytes is small: reading or updating it takes less
 # time than starting the operation.
@@ -70,7 +70,7 @@ class TaskPlacement:
     names: tuple[str, ...]
 
 
-class Placement(Sequence[TaskPlacement]):
+class Placement(Records[TaskPlacement]):
     """The variables of every ps task, a `TaskPlacement` each, in task order; prints as a table.
 
     ```python
@@ -87,25 +87,13 @@ class Placement(Sequence[TaskPlacement]):
     """
 
     def __init__(self, tasks: Sequence[TaskPlacement], looked_up: LookedUp | None = None) -> None:
-        self._tasks = tuple(tasks)
+        super().__init__(tasks)
         self.looked_up = looked_up or LookedUp()
-
-    @overload
-    def __getitem__(self, index: int) -> TaskPlacement: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[TaskPlacement]: ...
-
-    def __getitem__(self, index: int | slice) -> TaskPlacement | Sequence[TaskPlacement]:
-        return self._tasks[index]
-
-    def __len__(self) -> int:
-        return len(self._tasks)
 
     @property
     def num_bytes(self) -> int:
         """The bytes of all variables on all ps tasks."""
-        return sum(task.num_bytes for task in self._tasks)
+        return sum(task.num_bytes for task in self)
 
     def __repr__(self) -> str:
         num_variables = sum(task.num_variables for task in self)
@@ -115,7 +103,7 @@ class Placement(Sequence[TaskPlacement]):
 
     def __str__(self) -> str:
         rows = [("ps", "variables", "bytes", "share", "device")]
-        for index, task in enumerate(self._tasks):
+        for index, task in enumerate(self):
             share = task.num_bytes / self.num_bytes if self.num_bytes else 0.0
             rows.append(
                 (

@@ -33,11 +33,7 @@ class RowStore:
         tf.raw_ops.ResourceScatterUpdate(resource=self.holder.handle, indices=places, updates=rows)
 
     def read(self, rows: range) -> tf.Tensor:
-        """Return contiguous rows of the shard, on its ps.
-
-        Args:
-            rows: indices that count from the shard's first row, with a step of 1.
-        """
+        """Return contiguous rows, counted from the shard's first one, on its ps."""
         with tf.device(self.device):
             return self.gather(tf.range(self.begin + rows.start, self.begin + rows.stop))
 

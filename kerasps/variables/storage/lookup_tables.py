@@ -95,13 +95,10 @@ class LookupTables:
 
 
 class _Copies:
-    """The copies of one lookup table, under one name on every worker.
+    """The copies of one lookup table, of unchanging keys, under one name on every worker.
 
     They are destroyed when Python collects this object. Another table then reuses the name, unless
     a copy may still exist: no table may find an old copy under its name.
-
-    Args:
-        keys: the keys in the table, which do not change.
     """
 
     def __init__(self, keys: tf.Tensor, values: tf.Tensor) -> None:
