@@ -186,7 +186,7 @@ PROMISES = (
     Promise(
         HOW_IT_WORKS,
         "kerasps sums them first, as Keras does on its other backends.",
-        (f"{ONE_WORKER}test_models.py::test_embedding_equals_plain_keras",),
+        (f"{ONE_WORKER}test_tables.py::test_table_is_bit_equal_to_plain_keras",),
     ),
 )
 # Those that are not in a folder which is run whole.

@@ -258,57 +258,6 @@ def test_gradients_with_respect_to_values_equal_plain_keras(strategy, sharded):
     assert_equal(plain, ours)
 
 
-def one_hot_sums(embedding, ids):
-    """A product with the whole table."""
-    hot = tf.SparseTensor(
-        tf.stack([ids.indices[:, 0], tf.cast(ids.values, "int64")], 1),
-        tf.ones_like(ids.values, "float32"),
-        [ids.dense_shape[0], NUM_ROWS],
-    )
-    return tf.sparse.sparse_dense_matmul(hot, embedding.embeddings.value)
-
-
-def rows_and_all(embedding, ids):
-    """Rows of a value, and all of it."""
-    table = embedding.embeddings.value
-    sums = tf.nn.safe_embedding_lookup_sparse(table, ids, combiner="sum")
-    return keras.ops.matmul(sums, keras.ops.transpose(table))
-
-
-@pytest.mark.parametrize("pool", [one_hot_sums, rows_and_all])
-def test_value_that_is_used_as_a_whole_is_read_whole(strategy, sharded, pool):
-    sharded(2)
-    forms, y = bags()
-    plain, ours = train_both(
-        strategy,
-        lambda: compiled(Pooled(pool), "adagrad"),
-        (forms["sparse"], y),
-        steps=20,
-        sum_repeated_ids=True,
-    )
-    assert not is_table(ours, ours.embedding.embeddings)
-    assert_equal(plain, ours)
-
-
-def test_value_that_is_read_for_nothing_is_not_brought(strategy, sharded):
-    sharded(2)
-    forms, y = bags()
-
-    def pool(embedding, ids):
-        assert embedding.embeddings.value.shape == (NUM_ROWS, WIDTH)
-        return ragged_sums(embedding, ids)
-
-    plain, ours = train_both(
-        strategy,
-        lambda: compiled(Pooled(pool), "adagrad"),
-        (forms["ragged"], y),
-        steps=20,
-        sum_repeated_ids=True,
-    )
-    assert is_table(ours, ours.embedding.embeddings)
-    assert_equal(plain, ours)
-
-
 @pytest.mark.parametrize(
     ("form", "combiner"), [*zip(["padded", "ragged", "sparse"], COMBINERS, strict=True)]
 )

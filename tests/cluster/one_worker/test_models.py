@@ -132,30 +132,6 @@ def test_steps_per_execution_equals_plain_keras(strategy, steps_per_execution):
     assert_equal(plain, ours)
 
 
-@pytest.mark.parametrize("repeated", with_matrix([False, True], at_length=[False]))
-def test_embedding_equals_plain_keras(strategy, repeated):
-    generator = np.random.default_rng(0)
-    if repeated:
-        ids = generator.integers(0, 50, size=(320, 4)).astype("int32")
-    else:
-        ids = (
-            np.stack([generator.permutation(64).reshape(16, 4) for _ in range(20)])
-            .reshape(320, 4)
-            .astype("int32")
-        )
-    data = (ids, (ids.sum(1, keepdims=True) % 7).astype("float32"))
-
-    def make():
-        layers = [
-            keras.Input((4,), dtype="int32"),
-            keras.layers.Embedding(64, 6),
-            keras.layers.Flatten(),
-        ]
-        return sequential(lambda: layers, optimizer=keras.optimizers.Adagrad(0.1))
-
-    assert_equal(*train_both(strategy, make, data, sum_repeated_ids=repeated))
-
-
 @warned_since((3, 16), "Layer '.*was passed an input with a mask")
 def test_masked_sequence_equals_plain_keras(strategy):
     generator = np.random.default_rng(0)

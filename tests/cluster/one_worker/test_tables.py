@@ -233,17 +233,6 @@ def test_rows_of_each_table_of_a_group_are_counted(strategy, sharded):
     assert (total, written) == (pytest.approx(14), pytest.approx(12))
 
 
-def test_an_id_out_of_range_names_its_table_of_the_group(strategy, sharded):
-    sharded(2)
-    with strategy.scope():
-        model = grouped_tables("adagrad")
-    ids, y = grouped_data()
-    ids[1][17] = HEIGHTS[1]
-    table = model.get_layer("table_1").embeddings
-    with pytest.raises(kerasps.InputError, match=f"'{table.path}' has 50 rows.*id 50"):
-        model.fit(dataset((tuple(ids), y)), steps_per_epoch=10, verbose=0)
-
-
 def test_dense_variables_in_shards_equal_plain_keras(strategy, sharded):
     sharded(3)
     x = np.random.default_rng(0).normal(size=(320, 40)).astype("float32")

@@ -112,6 +112,23 @@ WRONG = {
         r"compiled with a loss.*Received: x alone",
     ),
     "lengths": (lambda: {"x": X, "y": Y[:10]}, r"same length.*\[64, 10\]"),
+    "distributed": (
+        lambda: {
+            "x": tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(
+                dataset()
+            )
+        },
+        "distributed already",
+    ),
+    "a function": (lambda: {"x": batches}, r"A function is not an input.*DatasetCreator"),
+    "batch_size beside a creator": (
+        lambda: {
+            "x": kerasps.DatasetCreator(lambda context: dataset().repeat()),
+            "batch_size": 4,
+            "steps_per_epoch": 2,
+        },
+        "`batch_size`",
+    ),
     "y beside a dataset": (lambda: {"x": dataset(), "y": Y}, r"`y` does not go with"),
     "no y for weights": (lambda: {"x": X, "class_weight": {0: 1.0}}, r"class_weight.*Expected: y"),
     "validation data": (

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from support.matrix import with_matrix
 from support.models import counting_model, endless, ids_data
 
 
@@ -25,37 +24,16 @@ def creator(num_examples, batch_size=10, transform=lambda dataset: dataset):
 
 FINITE = {
     "arrays": lambda n: {"x": ids_data(n)[0], "y": ids_data(n)[1], "batch_size": 10},
-    "arrays_in_order": lambda n: {
-        "x": ids_data(n)[0],
-        "y": ids_data(n)[1],
-        "batch_size": 10,
-        "shuffle": False,
-    },
-    "tensors": lambda n: {
-        "x": tf.constant(ids_data(n)[0]),
-        "y": tf.constant(ids_data(n)[1]),
-        "batch_size": 10,
-    },
     "dataset": lambda n: {"x": tf.data.Dataset.from_tensor_slices(ids_data(n)).batch(10)},
-    "creator": lambda n: {"x": creator(n)},
     "creator_of_unknown_length": lambda n: {
         "x": creator(n, transform=lambda d: d.filter(lambda *_: True))
     },
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "steps_per_execution"),
-    with_matrix(
-        [*((name, 4) for name in FINITE), ("creator_of_unknown_length", 1)],
-        at_length=[
-            *(("arrays_in_order", 4), ("tensors", 4), ("creator", 4)),
-            ("creator_of_unknown_length", 1),
-        ],
-    ),
-)
-def test_an_epoch_is_one_pass(strategy, name, steps_per_execution):
-    model = counting_model(strategy, steps_per_execution)
+@pytest.mark.parametrize("name", FINITE)
+def test_an_epoch_is_one_pass(strategy, name):
+    model = counting_model(strategy, steps_per_execution=4)
     history = model.fit(**FINITE[name](1003), epochs=3, verbose=0)
     assert history.history["examples"] == [1003.0] * 3
     assert history.history["ids"] == [sum(range(1003))] * 3
@@ -99,29 +77,6 @@ def test_steps_per_epoch_beyond_one_workers_share(strategy):
     model = counting_model(strategy, 4)
     history = model.fit(creator(100, batch_size=5), epochs=1, steps_per_epoch=18, verbose=0)
     assert history.history["batches"] == [18.0]
-
-
-def test_endless_input_without_steps_is_an_error(strategy):
-    model = counting_model(strategy)
-    with pytest.raises(kerasps.InputError, match=r"never ends.*steps_per_epoch"):
-        model.fit(kerasps.DatasetCreator(endless), verbose=0)
-
-
-def test_what_is_no_input_is_refused_by_name(strategy):
-    model = counting_model(strategy)
-    distributed = tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(
-        tf.data.Dataset.from_tensor_slices(ids_data(8)).batch(4)
-    )
-    with pytest.raises(kerasps.InputError, match="distributed already"):
-        model.fit(distributed, verbose=0)
-    with pytest.raises(kerasps.InputError, match=r"A function is not an input.*DatasetCreator"):
-        model.fit(endless, verbose=0)
-    with pytest.raises(kerasps.InputError, match="same length"):
-        model.fit(ids_data(8)[0], ids_data(9)[1], verbose=0)
-    with pytest.raises(kerasps.InputError, match=r"The input is empty.*arrays of shape"):
-        model.fit(ids_data(0)[0], ids_data(0)[1], verbose=0)
-    with pytest.raises(kerasps.InputError, match="`batch_size`"):
-        model.fit(kerasps.DatasetCreator(endless), batch_size=4, steps_per_epoch=2, verbose=0)
 
 
 def test_an_error_in_dataset_fn_reaches_the_user(strategy):
