@@ -95,7 +95,7 @@ LATE = {
 # The lines of each wing, with all lines of its files. Whoever needs more raises the number in the
 # same commit, and says why in its message; whoever deletes lowers it. `root` is what is in no wing.
 LINES = {
-    "runtime": 1990,
+    "runtime": 1940,
     "cluster": 6350,
     "variables": 5560,
     "dynamic": 2600,
@@ -106,7 +106,7 @@ LINES = {
     "saving": 2500,
     "hooks": 1370,
     "metrics": 520,
-    "evaluator": 1050,
+    "evaluator": 1020,
     "worker_driven": 1910,
     "tools": 7450,
     "root": 3140,
