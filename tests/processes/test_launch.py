@@ -11,27 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from support.launched import Launch, lines_until
+from support.launched import lines_until
 from support.process_checks import (
     marked_processes,
     mode_of,
     temporary_files,
     wait_for,
 )
-
-
-@pytest.fixture
-def launch(tmp_path):
-    started = []
-
-    def start(body, **options):
-        started.append(Launch(tmp_path, body, **options))
-        return started[-1]
-
-    yield start
-    for launched in started:
-        launched.end()
-
 
 SMALL = ("--num-workers=1",)
 IDLE = (
@@ -208,16 +194,6 @@ def test_a_signal_to_end_while_a_ps_is_silent_says_which_backup_is_there(launch,
     assert "SIGTERM came, and no further backup can be made: ps 0 at " in err
     assert f"The last backup is {tmp_path}/backups/backup-0" in err
     assert "Traceback" not in err
-
-
-def test_a_script_may_handle_sigterm(launch):
-    launched = launch(
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); ready(); time.sleep(3600)",
-        options=SMALL,
-    )
-    launched.wait_until_ready()
-    launched.process.send_signal(signal.SIGTERM)
-    assert launched.result()[0] == 7
 
 
 @pytest.mark.parametrize(

@@ -335,13 +335,6 @@ def test_a_resolver_that_names_no_task_is_the_coordinators():
             "chief",
             "cluster resolver SimpleClusterResolver gives no cluster.*Correct the cluster resolver",
         ),
-        (without("ps"), "chief", "The cluster in SimpleClusterResolver has no ps"),
-        (
-            JOBS,
-            "worker",
-            "Only the chief.*Received: task type 'worker', index 0. Run `kerasps serve` in "
-            "this worker task",
-        ),
         (
             JOBS,
             "evaluator",
