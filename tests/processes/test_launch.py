@@ -91,14 +91,21 @@ def test_the_script_gets_its_arguments_and_the_cluster(launch, tmp_path):
     ]
 
 
-def test_the_script_reads_the_terminals_stdin(launch):
-    master, slave = pty.openpty()
+@pytest.fixture
+def terminal():
+    """Both ends of a terminal."""
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_the_script_reads_the_terminals_stdin(launch, terminal):
+    master, slave = terminal
     launched = launch("ready(); print(input())", options=SMALL, terminal=slave)
-    os.close(slave)
     launched.wait_until_ready()
     os.write(master, b"hello\n")
     code, out, _ = launched.result()
-    os.close(master)
     assert (code, out) == (0, "hello\n")
 
 
@@ -122,31 +129,24 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.mark.parametrize(
-    ("end", "expected"), [("die", 130), pytest.param("1", 130, marks=pytest.mark.matrix), ("0", 0)]
+    ("end", "seconds", "expected"),
+    [
+        ("die", 0.5, 130),
+        pytest.param("1", 0.5, 130, marks=pytest.mark.matrix),
+        # So long that the launcher would pass on what came to it alone.
+        ("0", 6, 0),
+    ],
 )
 def test_ctrl_c_reaches_the_script_once_and_the_cluster_outlives_it(
-    launch, tmp_path, end, expected
+    launch, tmp_path, terminal, end, seconds, expected
 ):
-    master, slave = pty.openpty()
-    launched = launch(INTERRUPTED, options=SMALL, args=(end, "0.5"), terminal=slave)
-    os.close(slave)
+    master, slave = terminal
+    launched = launch(INTERRUPTED, options=SMALL, args=(end, str(seconds)), terminal=slave)
     launched.wait_until_ready()
     os.write(master, b"\x03")
     code, out, err = launched.result()
-    os.close(master)
     assert (code, out, err) == (expected, "1 {}\n", "" if expected else IDLE)
     assert temporary_files(tmp_path) == []
-
-
-def test_ctrl_c_in_a_terminal_is_not_repeated_while_the_script_takes_its_time(launch):
-    master, slave = pty.openpty()
-    launched = launch(INTERRUPTED, options=SMALL, args=("0", "6"), terminal=slave)
-    os.close(slave)
-    launched.wait_until_ready()
-    os.write(master, b"\x03")
-    code, out, _ = launched.result()
-    os.close(master)
-    assert (code, out) == (0, "1 {}\n")
 
 
 def test_sigint_for_the_launcher_alone_is_passed_on_in_the_end(launch):

@@ -198,34 +198,6 @@ print(after["ps-0"] == before["ps-0"], len(after) == len(before))
     assert no_strategy.startswith("the script made no strategy of kerasps")
 
 
-def test_what_the_lost_script_forked_does_not_keep_the_next_one_from_its_port(launch, tmp_path):
-    body = """
-import socket
-host, port = config["cluster"]["chief"][0].split(":")
-server = socket.socket()
-# As TensorFlow's does.
-server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-server.bind((host, int(port)))
-server.listen()
-if start == 1:
-    import subprocess
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    program = subprocess.Popen(["sleep", "3600"], **silent)
-    forked = os.fork()
-    if forked == 0:
-        time.sleep(3600)
-    (here / "children").write_text(f"{program.pid} {forked}")
-    os.kill(os.getpid(), signal.SIGKILL)
-print("listens")
-"""
-    code, out, err = launch(COUNTED + body, options=SMALL, left="sleep").result()
-    assert (code, out) == (0, "listens\n"), err
-    program, forked = map(int, (tmp_path / "children").read_text().split())
-    wait_for(lambda: not is_alive(forked), what="the end of the fork")
-    # A program of its own is left alone.
-    assert is_alive(program)
-
-
 def test_after_a_signal_nothing_is_started_again(launch, tmp_path):
     # As a scheduler ends a job: every process of it gets the signal.
     body = "ready()\nwhile True: time.sleep(1)"
