@@ -74,7 +74,7 @@ class TaskWatch:
         self._due: dict[Task, float] = {}
         self._owner = os.getpid()
         self._thread: threading.Thread | None = None
-        self._is_over = threading.Event()
+        self._is_over = False
         self._saw_death = False
 
     @property
@@ -96,7 +96,7 @@ class TaskWatch:
             return
         atexit.unregister(self.close)
         with self.lock:
-            self._is_over.set()
+            self._is_over = True
         thread = self._thread
         # Python may collect a forgotten cluster in the watch's thread, which then ends on return.
         if thread is not None and thread is not threading.current_thread():
@@ -132,7 +132,7 @@ class TaskWatch:
             return
         with self.lock:
             if (
-                not self._is_over.is_set()
+                not self._is_over
                 and task not in self._left
                 and process.is_running()
                 and process.started_at < notice.time
@@ -142,19 +142,20 @@ class TaskWatch:
                 process.begin_to_kill()
 
     def _run(self) -> None:
-        while not self._is_over.is_set():
+        while not self._is_over:
             with self.lock:
                 deaths = self._look(time.monotonic())
             for death in deaths:
                 # An error in the callback must not end the watch.
                 with contextlib.suppress(Exception):
                     self.on_death(death)
-            self._is_over.wait(_POLL_INTERVAL_S)
+            # Not an event: Python may collect the cluster while it waits, and `close` would hang.
+            time.sleep(_POLL_INTERVAL_S)
 
     def _look(self, now: float) -> list[Death]:
         """Record processes that have ended, and restart those that are due."""
         deaths: list[Death] = []
-        if self._is_over.is_set():
+        if self._is_over:
             return deaths
         for task, process in self._processes.items():
             if process.has_ended() and self._ended.get(task) != process.pid:
@@ -197,7 +198,7 @@ class TaskWatch:
         except OSError as exc:
             report = f"  task: {task[0]} {task[1]} at {process.address}\n  error: {exc}"
             return self._restarted(task, 0, "could not start", report, time.monotonic())
-        if self._is_over.is_set():
+        if self._is_over:
             # Python collected the cluster in this thread meanwhile, before this process existed.
             process.kill()
         return None
