@@ -363,9 +363,7 @@ def test_an_evaluator_that_fails_is_reported_at_once_and_makes_the_launch_fail(l
         "ready()\nwhile not (here / 'go').exists(): time.sleep(0.01)",
         options=(*SMALL, evaluator("1 / 0")),
     )
-    report = []
-    while not report or "kerasps launch" not in report[-1]:
-        report.append(launched.process.stderr.readline())
+    report = lines_until(launched.process.stderr, "kerasps launch")
     assert "[evaluator] ZeroDivisionError: division by zero\n" in report
     assert (
         report[-1] == "kerasps launch: the evaluator failed (exit code 1): see its output above.\n"
@@ -415,8 +413,7 @@ def test_a_signal_ends_the_evaluator_too(launch, evaluator):
 def test_a_signal_ends_the_wait_for_the_evaluator(launch, evaluator):
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
     launched = launch(WAIT, options=(*SMALL, evaluator(f"import signal; {body}")))
-    while "the training is over" not in launched.process.stderr.readline():
-        pass
+    lines_until(launched.process.stderr, "the training is over")
     launched.process.send_signal(signal.SIGINT)
     assert launched.result()[0] == 0
 
