@@ -46,14 +46,7 @@ class BaseHost(MonitoredHost):
     # From the first connection to the end
 
     def wait_for_tasks(self, timeout: float | None) -> None:
-        """Wait until every task accepts connections.
-
-        Args:
-            timeout: the time limit in seconds; None takes it from `KERASPS_CONNECT_TIMEOUT`.
-
-        Raises:
-            TaskUnreachableError: a task does not answer within the time limit.
-        """
+        """Wait until every task accepts connections."""
         wait_until_reachable(self.connects_to.server_addresses, timeout)
 
     @abc.abstractmethod

@@ -114,12 +114,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             tell_connected(elsewhere=self._local_cluster is not None)
 
     def _check_is_wanted(self, other: object, host: BaseHost) -> None:
-        """Check that a further call of the constructor asks for this strategy.
-
-        Raises:
-            KeraspsError: it asks for another cluster, or for an instance of another class.
-            ValueError: one of its arguments differs.
-        """
+        """Check that a further call of the constructor asks for this strategy."""
         if host.connects_to.jobs != self._host.connects_to.jobs or other is not self:
             raise KeraspsError(
                 "This process is connected to a cluster already, and TensorFlow connects a "

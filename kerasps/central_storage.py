@@ -290,10 +290,6 @@ def _checked_device(argument: str, name: object, known: list[str]) -> str:
     """Return the full name of a device that exists.
 
     With soft placement, TensorFlow would replace a missing device by another one.
-
-    Raises:
-        TypeError: `name` is not a string.
-        ValueError: there is no such device in this process.
     """
     expected = f"Expected: a name among {', '.join(_short(device) for device in known)}."
     received = f"Received: {name!r}."
@@ -317,12 +313,7 @@ def _checked_device(argument: str, name: object, known: list[str]) -> str:
 
 
 def _checked_compute_devices(names: object, known: list[str]) -> list[str]:
-    """Return the full names of the compute devices.
-
-    Raises:
-        TypeError: it is not a list of strings.
-        ValueError: it is empty, or names a device twice or one that does not exist.
-    """
+    """Return the full names of the compute devices."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TypeError(
             "Argument `compute_devices` is a list of names of devices. Expected: such as "

@@ -23,14 +23,6 @@ def count(
 ) -> int:
     """Return `value` as an `int`, or raise an error that names the allowed counts.
 
-    Args:
-        problem: the first sentence of the message, without its full stop.
-        value: an integer of any type, also NumPy's, but not a bool.
-        least: the smallest count. Default 1.
-        expected: the text after "Expected:". Default: a whole number of at least `least`.
-        received: the text after "Received:". Default: the `repr` of `value`.
-        advice: the last sentence of the message.
-
     Raises:
         TypeError: `value` is not an integer.
         ValueError: `value` is less than `least`.
@@ -58,12 +50,6 @@ def seconds(
 ) -> float:
     """Return `value` as a `float`, or raise an error that names the allowed time limits.
 
-    Args:
-        problem: the first sentence of the message, without its full stop.
-        value: a positive, finite `int` or `float`, in seconds.
-        received: the text after "Received:". Default: the `repr` of `value`.
-        advice: the last sentence of the message.
-
     Raises:
         TypeError: `value` is not a number.
         ValueError: `value` is not positive, or not finite.
@@ -82,17 +68,7 @@ def seconds(
 def time_limit(
     limit: float | None, *, variable: str, default: float, argument: str = "timeout_s"
 ) -> float:
-    """Return a time limit in seconds: an argument, else an environment variable, else a default.
-
-    Args:
-        limit: the argument, or None.
-        variable: the name of the environment variable.
-        default: the limit if neither is given.
-        argument: the name of the argument, for the message. Default: `timeout_s`.
-
-    Raises:
-        ValueError: the limit is not a positive, finite number.
-    """
+    """Return a time limit in seconds: an argument, else an environment variable, else a default."""
     source, given, value = f"Argument `{argument}`", f"{argument}={limit!r}", limit
     if limit is None:
         text = os.environ.get(variable)
@@ -116,10 +92,6 @@ def time_limit(
 def path(argument: str, value: object, *, advice: str = "Give one like 'run'.") -> Path:
     """Return an argument that names a file or a directory as a `Path`.
 
-    Args:
-        value: a string or an `os.PathLike`.
-        advice: the last sentence of the message.
-
     Raises:
         TypeError: `value` is neither.
         ValueError: it is empty.
@@ -136,11 +108,7 @@ def path(argument: str, value: object, *, advice: str = "Give one like 'run'.") 
 
 
 def choice(argument: str, value: object, choices: Sequence[str]) -> None:
-    """Check an argument that is one of a few names.
-
-    Raises:
-        ValueError: it is none of `choices`.
-    """
+    """Check an argument that is one of a few names."""
     if value not in choices:
         expected = " or ".join(repr(name) for name in choices)
         raise ValueError(

@@ -14,7 +14,7 @@ from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.description.worker_devices import checked_device_names
 from kerasps.cluster.local.cluster_resolver import as_resolver, check_cluster_resolver
 from kerasps.cluster.local.local_cluster import LocalCluster
-from kerasps.cluster.local.resolver import resolver_of_tf_config, with_jobs_renamed
+from kerasps.cluster.local.resolver import resolver_of, with_jobs_renamed
 from kerasps.cluster.members.membership import WorkerInfo
 from kerasps.coordinator_host import CoordinatorHost
 from kerasps.runtime.connected import check_not_closed
@@ -163,10 +163,9 @@ class ParameterServerStrategy(BaseStrategy):
         check_overlap(overlap)
         check_jit_compile_updates(jit_compile_updates)
         if cluster_resolver is None:
-            cluster_resolver = resolver_of_tf_config(require_chief(read_tf_config()))
+            cluster_resolver = resolver_of(require_chief(read_tf_config()))
         resolver = as_resolver(cluster_resolver)
         description = check_cluster_resolver(resolver)
-        resolver = with_jobs_renamed(resolver)
         options = StrategyOptions(
             variable_partitioner=variable_partitioner,
             shard_layout=shard_layout,
@@ -183,7 +182,7 @@ class ParameterServerStrategy(BaseStrategy):
         options = checked_updates(checked_tables(options), len(description.jobs["worker"]))
         host = CoordinatorHost(description, options, resolver)
         host.lazy_updates.is_default = sparse_updates is None
-        self._set_up(host, resolver, connect_timeout)
+        self._set_up(host, with_jobs_renamed(resolver, description), connect_timeout)
 
     def workers(self) -> list[WorkerInfo]:
         """Return the index, address and status of each worker, lost ones included.

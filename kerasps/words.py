@@ -49,13 +49,7 @@ def say(line: str) -> None:
 def text_table(
     rows: Sequence[Sequence[str]], is_left: Callable[[str], bool] = lambda name: False
 ) -> str:
-    """Return rows of text as an aligned table.
-
-    Args:
-        rows: the rows; the first one names the columns.
-        is_left: returns True for the name of a column of text, which is aligned to the left. The
-            last column always is.
-    """
+    """Return rows of text as an aligned table."""
     *columns, last = zip(*rows, strict=True)
     cells = []
     for column in columns:

@@ -84,11 +84,6 @@ def serve(
             coordinator's objects stay on the task for ten minutes.
         until: says when to end without a signal, and with which exit code. Default None: never.
         signal_sets_code: whether the exit code is 128 + N if signal N ended it. Default False.
-
-    Raises:
-        ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind`, or
-            without it the task's entry, is not an address of this machine.
-        RuntimeError: the server could not start, usually because its port is in use.
     """
     check_can_serve(description)
     listens_on = listen_address(description, bind)
@@ -144,10 +139,6 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
 
     Returns:
         The server, which serves for as long as it is referenced, and its port.
-
-    Raises:
-        RuntimeError: the server could not start.
-        TaskStartError: it cannot be held to the address.
     """
     set_grpc_options()
     server_lib = _server_lib()
@@ -269,11 +260,7 @@ def _server_lib() -> Any:
 
 
 def _wait_until_listening(address: str, port: int) -> None:
-    """Wait until the server listens, since the task is about to report that it is ready.
-
-    Raises:
-        RuntimeError: the server does not accept connections within 10 seconds.
-    """
+    """Wait until the server listens, since the task is about to report that it is ready."""
     deadline = time.monotonic() + _LISTEN_TIMEOUT_S
     while True:
         try:

@@ -38,11 +38,7 @@ def check_exports(
     *,
     argument: str = "checkpoint_dir",
 ) -> None:
-    """Raise `ValueError` if a model would be exported among the checkpoints.
-
-    Args:
-        argument: the argument in which the user gave it. Default: `checkpoint_dir`.
-    """
+    """Raise `ValueError` if a model would be exported among the checkpoints."""
     for export in exports:
         if export.directory.resolve() == directory.resolve():
             raise ValueError(

@@ -33,12 +33,7 @@ _DEFAULTS: Mapping[str, str] = {
 
 
 class EvaluatorProcess:
-    """Runs an evaluation script as the task `evaluator` of a cluster, and passes on its output.
-
-    Args:
-        description: the description of the cluster, of any of its tasks.
-        log_dir: the directory for a copy of its output, `evaluator-0.log`; None for no copy.
-    """
+    """Runs an evaluation script as the task `evaluator` of a cluster, and passes on its output."""
 
     def __init__(
         self, command: Sequence[str], description: ClusterDescription, log_dir: Path | None
@@ -80,9 +75,6 @@ class EvaluatorProcess:
 
     def finish(self, timeout_s: float, is_hurried: Callable[[], bool]) -> bool:
         """Tell the process that the training is over, and wait for its last evaluation.
-
-        Args:
-            is_hurried: returns True if the process should end at once; called repeatedly.
 
         Returns:
             True if it did not fail. An end because of `is_hurried` is no failure.
@@ -130,12 +122,6 @@ class EvaluatorProcess:
         self._output.close()
         if self._log is not None:
             self._log.close()
-
-    def __enter__(self) -> EvaluatorProcess:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _is_running(self) -> bool:
         return self._process.poll() is None

@@ -251,9 +251,6 @@ class _Reader:
 
         Returns:
             False if it cannot be read yet.
-
-        Raises:
-            CheckpointError: it cannot be read, and has not changed for 30 seconds.
         """
         try:
             self.iterations = load_checkpoint(self._model, checkpoint)

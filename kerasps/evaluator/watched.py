@@ -26,17 +26,11 @@ _ITERATIONS_IN_CHECKPOINT = "_iterations/.ATTRIBUTES/VARIABLE_VALUE"
 
 @dataclass(frozen=True)
 class WatchedCheckpoint:
-    """One state of one checkpoint: a file that is overwritten is another `WatchedCheckpoint`.
+    """One state of one checkpoint: a file that is overwritten is another `WatchedCheckpoint`."""
 
-    Args:
-        path: the `.weights.h5` or `.keras` file, or the prefix of the files of a
-            `tf.train.Checkpoint`.
-        modified_ns: the time of the last write, in nanoseconds.
-        size: its size in bytes, or the size of the index of a `tf.train.Checkpoint`.
-        inode: its inode, which changes when another file replaces it.
-    """
-
+    # A file of Keras, or the prefix of the files of a `tf.train.Checkpoint`.
     path: Path
+    # Of the file, or of the index of a `tf.train.Checkpoint`.
     modified_ns: int
     size: int
     inode: int
@@ -158,9 +152,6 @@ def _restore(model: keras.Model, prefix: str) -> int | None:
     """Restore a checkpoint of a `tf.train.Checkpoint` of the model.
 
     It is `tf.train.Checkpoint(model=model, optimizer=optimizer)` or `tf.train.Checkpoint(model)`.
-
-    Raises:
-        ValueError: the checkpoint lacks a variable of the model or of its optimizer.
     """
     checkpoints = [
         tf.train.Checkpoint(model),

@@ -20,11 +20,7 @@ _HINTS = {
 
 
 def whole_number(name: str, value: object, *, least: int = 1) -> int | None:
-    """Return an argument that is a whole number, or None, as an `int` or None.
-
-    Raises:
-        InputError: it has another type, or is less than `least`.
-    """
+    """Return an argument that is a whole number, or None, as an `int` or None."""
     if value is None:
         return None
     try:

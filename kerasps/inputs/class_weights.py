@@ -31,11 +31,7 @@ def sample_weights(y: object, class_weight: Mapping[int, float]) -> np.ndarray[A
 
 
 def weighing(class_weight: Mapping[int, float]) -> Callable[..., tuple[Any, Any, Any]]:
-    """Return a function for `tf.data.Dataset.map` that adds weights to batches.
-
-    Raises:
-        ValueError: when mapped over elements that have a weight already, or several targets.
-    """
+    """Return a function for `tf.data.Dataset.map` that adds weights to batches."""
     table = tf.convert_to_tensor(
         [class_weight.get(each, 1.0) for each in range(max(class_weight) + 1)]
     )

@@ -113,9 +113,6 @@ def as_graph(
     Args:
         cardinality: the number of its elements, as `tf.data.Dataset.cardinality` returns it.
         fill: returns its serialized graph, given the key of a pass, or what else a caller has.
-
-    Returns:
-        A function that returns the dataset, given what `fill` takes.
     """
 
     def make(key: tf.Tensor | tuple[tf.Tensor, tf.Tensor]) -> tf.data.Dataset:

@@ -78,9 +78,6 @@ def as_input(
             then makes one dataset, and worker `w` takes each batch `i` with
             `i % num_workers == w`.
         in_passes: whether to return one pass of data that repeat, where their graph shows it.
-
-    Raises:
-        InputError: kerasps cannot read this kind of input.
     """
     _reject_distributed(data)
     limit = None if goes_on else steps
@@ -297,11 +294,7 @@ def _warn_of_feeding(why: str) -> None:
 def _array_weights(
     y: object, sample_weight: object, class_weight: Mapping[int, float] | None
 ) -> object:
-    """Return the weights of the examples in arrays, None if neither kind is given.
-
-    Raises:
-        InputError: both are given, or `class_weight` without `y`.
-    """
+    """Return the weights of the examples in arrays, None if neither kind is given."""
     if class_weight is None:
         return sample_weight
     if sample_weight is not None:

@@ -49,11 +49,7 @@ class EpochOrder:
 
 
 class SeededOrder:
-    """An order whose keys are a seed and the number of the pass's first epoch.
-
-    Args:
-        shuffled: whether to draw the seed from Keras, else it is 0.
-    """
+    """An order whose keys are a seed and the number of the pass's first epoch."""
 
     key_spec = tf.TensorSpec([2], tf.int64)
 

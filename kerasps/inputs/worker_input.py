@@ -25,7 +25,7 @@ from kerasps.inputs.pass_order import EpochOrder, PassOrder, key_from_json, key_
 from kerasps.inputs.source import NextBatches, OpenDataset
 from kerasps.inputs.written_files import mark_of_split, mark_of_whole, mark_operations
 from kerasps.runtime.fetching import fetch, sent
-from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
+from kerasps.runtime.graph_optimizer import optimizing
 from kerasps.variables import LookupTables, call_with
 
 # Makes the dataset of a worker, given its index, the key of the pass, and a mark of files.
@@ -193,7 +193,7 @@ class WorkerInput:
         assert self._key is not None  # `start_pass` comes before
         # The graph contains arrays, which each pass of the optimizer would copy. TensorFlow does
         # not optimize the making of datasets outside of functions either.
-        with optimizing(GraphOptimizer.OFF):
+        with optimizing(is_on=False):
             dataset, cardinality = self._splits[split].make(sent(self._key), sent(marks))
         cardinality = int(fetch([cardinality])[0])
         if cardinality == tf.data.INFINITE_CARDINALITY:
@@ -222,12 +222,7 @@ class WorkerInput:
 
 
 class _Split:
-    """Makes the dataset of one split, on the worker that reads it.
-
-    Args:
-        function: the concrete function that returns the dataset and its cardinality, given the key
-            of a pass.
-    """
+    """Makes the dataset of one split, on the worker that reads it."""
 
     def __init__(
         self, function: tf.types.experimental.ConcreteFunction, key_spec: tf.TensorSpec

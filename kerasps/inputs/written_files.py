@@ -51,9 +51,6 @@ def mark_names(nodes: Any, suffix: str, marker: bytes) -> bool:
         nodes: the nodes of the graph, or of a function, which are changed.
         suffix: the text behind the name of a node where it is an input.
         marker: the bytes of the hole, `MARK_BYTES` of them.
-
-    Returns:
-        True if there are such files.
     """
     found = writers(nodes)
     if not found:

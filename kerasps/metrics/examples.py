@@ -23,13 +23,6 @@ def as_examples(
 
     In float32 the logarithm of a number depends on its place in the batch: TensorFlow computes the
     last few numbers differently from those that fill vectors of the processor.
-
-    Args:
-        name: the name of the metric, for errors.
-        sample_weight: a weight for each prediction or each row; or None.
-
-    Raises:
-        ValueError: the shapes do not match.
     """
     predictions = squeezed(ops.convert_to_tensor(y_pred))
     labels = squeezed(ops.convert_to_tensor(y_true))

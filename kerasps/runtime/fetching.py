@@ -23,11 +23,7 @@ _FUNCTIONS: dict[Any, Any] = {}
 
 
 def fetch(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
-    """Return the values of `tensors`, which may be on any task.
-
-    Raises:
-        tf.errors.OpError: a task that holds one of them is lost, or failed to compute it.
-    """
+    """Return the values of `tensors`, which may be on any task."""
     if not tensors:
         return []
     # Read neither the device nor the shape of a tensor here: until a task has computed it, the read

@@ -8,7 +8,6 @@ and all of them for a function that runs once.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -18,28 +17,18 @@ import tensorflow as tf
 from kerasps import _compat
 
 
-class GraphOptimizer(enum.Enum):
-    """The optimizations of a function's graph.
-
-    LEAN: all passes that may change the speed or, in the last bit, the results.
-    OFF: none.
-    """
-
-    LEAN = enum.auto()
-    OFF = enum.auto()
-
-
 @contextlib.contextmanager
-def optimizing(how: GraphOptimizer) -> Iterator[None]:
-    """In this context, this thread's calls of functions, also in graphs, use these optimizations.
+def optimizing(*, is_on: bool = True) -> Iterator[None]:
+    """In this context, this thread's calls of functions, also in graphs, use these passes.
 
-    A function whose first call had other optimizations is optimized again.
+    Those are all that may change the speed or, in the last bit, results; none without `is_on`. A
+    function whose first call had other passes is optimized again.
     """
     context = _compat.eager_context()
     before = context.function_call_options
     has_gpus = bool(tf.config.list_logical_devices("GPU"))
     context.function_call_options = _options(
-        before.executor_type, before.config_proto_serialized, how, has_gpus
+        before.executor_type, before.config_proto_serialized, is_on, has_gpus
     )
     try:
         yield
@@ -48,11 +37,11 @@ def optimizing(how: GraphOptimizer) -> Iterator[None]:
 
 
 @functools.cache
-def _options(executor: str | None, config: bytes, how: GraphOptimizer, has_gpus: bool) -> Any:
+def _options(executor: str | None, config: bytes, is_on: bool, has_gpus: bool) -> Any:
     """Return the given options of calls, with the optimizer's unset options filled in."""
     proto = tf.compat.v1.ConfigProto.FromString(config)
     options = proto.graph_options.rewrite_options
-    if how is GraphOptimizer.OFF:
+    if not is_on:
         options.disable_meta_optimizer = True
     elif not has_gpus:
         # The passes that choose data layouts for a GPU, and that save its memory.

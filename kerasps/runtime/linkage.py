@@ -57,20 +57,15 @@ class Region:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place where a library stores the address of a function.
-
-    Args:
-        library: the path of the library.
-        address: the address of the slot in this process's memory.
-        is_writable: False if the loader has made it read-only.
-        code: the parts of memory that contain the library's code.
-        defined_at: the address of the function if the library defines it, else None.
-    """
+    """The place where a library stores the address of a function."""
 
     library: str
     address: int
+    # False if the loader has made it read-only.
     is_writable: bool
+    # The parts of memory that contain the library's code.
     code: tuple[Region, ...]
+    # The address of the function if the library defines it.
     defined_at: int | None = None
 
     def read(self) -> int:

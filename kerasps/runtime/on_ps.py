@@ -117,9 +117,6 @@ class OnPS:
         """Call it, with retries; return the values of its results.
 
         Use it for functions that may run twice. Thread: any.
-
-        Raises:
-            tf.errors.OpError: the ps is lost.
         """
         return call_on_each([self], *arguments)
 
@@ -127,9 +124,6 @@ class OnPS:
         """Run it once; return the values of its results. Use it for functions that must run once.
 
         A call that fails because another task ended has done nothing, and is retried. Thread: any.
-
-        Raises:
-            tf.errors.OpError: the ps is lost.
         """
         taken = persist(self.start)
         return persist(functools.partial(fetch, taken))
@@ -148,8 +142,5 @@ def call_on_each(functions: Sequence[OnPS], *arguments: object) -> list[np.ndarr
     """Call functions concurrently, with the same arguments; return their values, in their order.
 
     If one fails, all are called again. Thread: any.
-
-    Raises:
-        tf.errors.OpError: a ps is lost.
     """
     return persist(lambda: fetch([t for function in functions for t in function.start(*arguments)]))

@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, get_args
 
 # "lost": an error about this task is about to be raised. "hung": it does not answer, and the script
@@ -54,13 +53,6 @@ def tell_supervisor(what: What, task_type: str, task_index: int) -> None:
 
     Never waits and never fails: it is called before an error is raised, or during a training.
     Thread: any.
-
-    Args:
-        what: `"lost"` if an error about this task is about to be raised, so that a script that
-            fails has failed because of it. `"hung"` if the task does not answer: the supervisor
-            kills and restarts a worker; for a ps it restarts the run. `"absent"` if the task did
-            not answer within the time that the script waits for it at its start.
-        task_type: `"worker"` or `"ps"`.
     """
     notice = Notice(what, task_type, task_index, time.monotonic())
     here = _supervisor_here
@@ -74,9 +66,6 @@ def tell_connected(*, elsewhere: bool) -> None:
     """Tell the supervisor of this process, if there is one, that it has a strategy.
 
     Never waits and never fails.
-
-    Args:
-        elsewhere: True if the strategy is one of a `LocalCluster` of this process.
     """
     _write(Notice("elsewhere" if elsewhere else "connected", _CHIEF, 0, time.monotonic()))
 
@@ -127,7 +116,7 @@ class SupervisorPipe:
     """The supervisor's end of the pipe. Make one for each start of the script.
 
     ```python
-    with SupervisorPipe() as pipe:
+    with contextlib.closing(SupervisorPipe()) as pipe:
         script = subprocess.Popen(command, env=env | pipe.variables, pass_fds=[pipe.fd_to_pass])
         pipe.has_been_passed()
         for notice in pipe.read():
@@ -174,17 +163,6 @@ class SupervisorPipe:
         if self._read_fd >= 0:
             os.close(self._read_fd)
             self._read_fd = -1
-
-    def __enter__(self) -> SupervisorPipe:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _parsed(line: bytes) -> Notice | None:

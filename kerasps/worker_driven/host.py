@@ -52,9 +52,7 @@ _OF_CHIEF = (
 class WorkerDrivenOptions(StrategyOptions):
     """The arguments of the constructor beside the cluster and the time to connect to it.
 
-    Attributes:
-        run_id: the name of the run; None to use the environment variable.
-        chief_timeout: seconds to wait for the chief; None to use the environment variable.
+    None stands for the environment variable.
     """
 
     run_id: str | None

@@ -21,13 +21,7 @@ from kerasps.worker_driven.step_budget import StepBudget
 
 
 class InProcessDispatcher:
-    """Runs executions in this process (see `training.Dispatching`).
-
-    Args:
-        devices: the short name of the device that computes in this process, in a list.
-        seed_offset: added to the seeds of all steps.
-        budget: gives out the steps of all workers; None without a limit.
-    """
+    """Runs executions in this process (see `training.Dispatching`)."""
 
     num_workers = 1
     has_backlog = may_send_more = is_dealt_evenly = False

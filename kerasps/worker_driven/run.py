@@ -39,12 +39,7 @@ _SEED_STEP = 15_485_863
 
 
 def check_run(run_id: str | None, timeout: float | None) -> float:
-    """Check the arguments of a run, and return the seconds to wait for its chief.
-
-    Raises:
-        TypeError: `run_id` is not a name.
-        ValueError: `timeout` is not a time limit.
-    """
+    """Check the arguments of a run, and return the seconds to wait for its chief."""
     if run_id is not None and not isinstance(run_id, str):
         raise TypeError(
             "Argument `run_id` is not a name. Expected: a string, the same in all workers of a "
@@ -82,11 +77,7 @@ class Run:
         self.seed_offset = 0
 
     def open(self, mutex: Callable[[str], tf.Tensor]) -> None:
-        """Begin the run, or join it. Call once the process is connected.
-
-        Raises:
-            TaskUnreachableError: the chief did not begin it in time.
-        """
+        """Begin the run, or join it. Call once the process is connected."""
         self._mutex = mutex
         self._run = Cell(f"kerasps/runs/{self._run_id}", tf.int64, self._device)
         if self._is_chief:
@@ -153,11 +144,7 @@ class Run:
         return self._flag(variable).is_set
 
     def begin_steps(self, variables: Sequence[tf.Variable]) -> None:
-        """Mark variables as ready, with their initial values, or wait until the chief does.
-
-        Raises:
-            TaskUnreachableError: the chief does not do so in time.
-        """
+        """Mark variables as ready, with their initial values, or wait until the chief does."""
         new = [v for v in variables if v.shared_name not in self._ready]
         for variable in new:
             if self._is_chief:
@@ -168,22 +155,14 @@ class Run:
         self._has_begun = True
 
     def wait_for_value(self, variable: tf.Variable) -> None:
-        """Wait until a variable has a value.
-
-        Raises:
-            TaskUnreachableError: it has none in time.
-        """
+        """Wait until a variable has a value."""
         self._wait(
             lambda: bool(variable.is_initialized()),
             f"to give the variable '{variable.name}' its initial value",
         )
 
     def agreed(self, name: str, make: Callable[[], object]) -> Any:
-        """Return a value that the chief makes once, and all processes read by `name`.
-
-        Raises:
-            TaskUnreachableError: the chief did not make it in time.
-        """
+        """Return a value that the chief makes once, and all processes read by `name`."""
         cell = self.cell(name, tf.string)
         if self._is_chief and not cell.is_set:
             cell.set(json.dumps(make()))

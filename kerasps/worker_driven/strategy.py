@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import tensorflow as tf
+from collections.abc import Callable
+from typing import NoReturn
 
 from kerasps import _compat
 from kerasps.base_strategy import BaseStrategy
@@ -13,8 +12,8 @@ from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.local.cluster_resolver import as_resolver, describe_resolver
 from kerasps.cluster.local.local_cluster import LocalCluster
-from kerasps.cluster.local.resolver import LocalClusterResolver
-from kerasps.errors import ClusterConfigError
+from kerasps.cluster.local.resolver import LocalClusterResolver, resolver_of
+from kerasps.errors import ClusterConfigError, UnsupportedError
 from kerasps.step.contract.inventory import DEFAULT_TABLE_MIN_BYTES
 from kerasps.strategy_arguments import (
     Partitioner,
@@ -24,8 +23,28 @@ from kerasps.strategy_arguments import (
     checked_tables,
 )
 from kerasps.worker_driven.host import WorkerDrivenOptions, WorkerHost
-from kerasps.worker_driven.not_offered import NotOffered
 from kerasps.worker_driven.run import check_run
+
+
+class _NotOffered:
+    """A member of other strategies that this one does not have: its use raises `UnsupportedError`.
+
+    A method raises at the call, which `{given}` in the message names the first argument of.
+    """
+
+    def __init__(self, message: str, *, is_method: bool = True) -> None:
+        self._message = message
+        self._is_method = is_method
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., NoReturn]:
+        if instance is not None and not self._is_method:
+            raise UnsupportedError(self._message)
+        return self
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        given = next(iter((*args, *kwargs.values())), None)
+        name = repr(getattr(given, "__name__", given))
+        raise UnsupportedError(self._message.replace("{given}", name))
 
 
 class WorkerDrivenStrategy(BaseStrategy):
@@ -126,7 +145,7 @@ class WorkerDrivenStrategy(BaseStrategy):
         )
         host = WorkerHost(cluster, checked_tables(options))
         host.lazy_updates.is_default = sparse_updates is None
-        self._set_up(host, _resolver(cluster), connect_timeout)
+        self._set_up(host, resolver_of(cluster), connect_timeout)
 
     @property
     def is_chief(self) -> bool:
@@ -153,23 +172,23 @@ class WorkerDrivenStrategy(BaseStrategy):
         return self._host.devices_of(worker)
 
     # Members of strategies with a coordinator, and of TensorFlow's strategies.
-    coordinator = NotOffered(
+    coordinator = _NotOffered(
         "A WorkerDrivenStrategy has no ClusterCoordinator. Expected: `model.fit` in each "
         "worker. Received: a use of `strategy.coordinator`. Use "
         "`kerasps.ParameterServerStrategy` to schedule functions on workers.",
         is_method=False,
     )
-    workers = NotOffered(
+    workers = _NotOffered(
         "A WorkerDrivenStrategy does not know which workers are there: none depends on "
         "another. Expected: a use of `strategy.description`, which lists them. Received: "
         "`strategy.workers()`. Ask the process manager that starts the workers."
     )
-    staleness = NotOffered(
+    staleness = _NotOffered(
         "A WorkerDrivenStrategy does not measure staleness: the ps do not know which worker "
         "pushes. Expected: `model.fit` without it. Received: `strategy.staleness()`. Train "
         "with `kerasps.ParameterServerStrategy` to see it."
     )
-    run = NotOffered(
+    run = _NotOffered(
         "A WorkerDrivenStrategy runs steps of models only. Expected: `model.fit`, or "
         "`model.train_on_batch` for a loop of your own. Received: `strategy.run` of "
         "{given}. Override `train_step` to define the step."
@@ -181,15 +200,6 @@ class WorkerDrivenStrategy(BaseStrategy):
             f"<WorkerDrivenStrategy {task.task_type} {task.task_index} "
             f"num_workers={self.num_workers} num_ps={self.num_ps}>"
         )
-
-
-def _resolver(cluster: ClusterDescription) -> Any:
-    """Return a cluster resolver that TensorFlow's constructor takes, with this task as chief."""
-    jobs = {job: list(tasks) for job, tasks in cluster.jobs.items()}
-    jobs["chief"] = [str(cluster.address)]
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(jobs), task_type="chief", task_id=0, rpc_layer="grpc"
-    )
 
 
 def _drives_no_steps(cluster: ClusterDescription) -> ClusterConfigError:

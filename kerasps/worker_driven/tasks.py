@@ -94,12 +94,7 @@ def train_and_evaluate(
 
 
 def _check_arguments(model_fn: object, train_spec: object, eval_spec: Any, config: Any) -> None:
-    """Check all arguments in every task, so that none waits for a task that ended in an error.
-
-    Raises:
-        TypeError: an argument is not of its type.
-        ValueError: a model would be exported among the checkpoints.
-    """
+    """Check all arguments in every task, so that none waits for a task that ended in an error."""
     if isinstance(model_fn, keras.Model) or not callable(model_fn):
         raise TypeError(
             "Argument `model_fn` is not a function that returns a model. Expected: a function "
@@ -186,12 +181,7 @@ def _train(
 
 
 def _made(model_fn: Callable[[], keras.Model]) -> keras.Model:
-    """Return the model that `model_fn` makes.
-
-    Raises:
-        TypeError: it returns something else.
-        ValueError: the model is not built, or not compiled.
-    """
+    """Return the model that `model_fn` makes."""
     model = model_fn()
     if not isinstance(model, keras.Model):
         raise TypeError(

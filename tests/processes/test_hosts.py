@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,73 +15,42 @@ import pytest
 
 from support.hosts import Hosts, HostsNotAllowedError
 from support.manifests import KUBERNETES, container_of, pods_of, read
-from support.process_checks import PATIENCE_S, marked_environment, marked_processes, wait_for
+from support.process_checks import marked_environment, marked_processes, wait_for
+from support.runs import Tasks
 
 TRAINING = Path(__file__).with_name("restarted_training.py")
 CODE_OF_LOST_PS = 138
 EPOCHS, STEPS = 6, 20
 
 
-class Run:
+class Run(Tasks):
     """Tasks on hosts, and what the script of `restarted_training.py` has told."""
 
     def __init__(self, hosts, folder):
-        self.hosts, self.folder = hosts, folder
-        self.tasks = {}
+        super().__init__(folder, "chief")
+        self.hosts = hosts
         self._mark = str(uuid.uuid4())
 
     def start(self, name, command, *, on=None, **variables):
         """Start the task of a name, on the host of that name or on another one."""
         env = marked_environment(
             self._mark,
-            self.folder,
+            self.here,
             TF_CPP_MIN_LOG_LEVEL="3",
             KERAS_BACKEND="tensorflow",
             KERASPS_HANG_TIMEOUT="20",
             **variables,
         )
-        with (self.folder / f"{name}.log").open("a") as log:
+        with (self.here / f"{name}.log").open("a") as log:
             self.tasks[name] = self.hosts.run(
                 on or name,
                 command,
                 env=env,
-                cwd=self.folder,
+                cwd=self.here,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-
-    def hold(self, epoch):
-        """Have the training wait in the middle of an epoch, until it is released."""
-        (self.folder / f"held-{epoch}").touch()
-
-    def release(self, epoch):
-        (self.folder / f"held-{epoch}").unlink()
-
-    def events(self, what):
-        path = self.folder / "events"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["what"] == what]
-
-    def wait_for_epoch(self, number):
-        chief = self.tasks["chief"]
-        wait_for(
-            lambda: (
-                chief.poll() is not None or any(e["epoch"] == number for e in self.events("epoch"))
-            ),
-            what=f"epoch {number}",
-        )
-        assert chief.poll() is None, self.logs()
-
-    def codes(self, *names):
-        """The exit codes of tasks, which all end."""
-        found = {}
-        for name in names or self.tasks:
-            try:
-                found[name] = self.tasks[name].wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                found[name] = f"{name} runs on"
-        return found
 
     def lose(self, name):
         """Let the host of a task be gone: nothing runs there, and the network is cut first."""
@@ -97,12 +65,6 @@ class Run:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         self.tasks.pop(name).wait()
-
-    def logs(self):
-        return "\n".join(
-            f"--- {path.name}\n{path.read_text()[-3000:]}"
-            for path in sorted(self.folder.glob("*.log"))
-        )
 
     def close(self):
         for process in self.tasks.values():
@@ -148,16 +110,13 @@ class SmallRun:
 
     def start(self, name, on=None):
         # The same command on each: a host finds itself by its name.
-        script = [str(TRAINING), str(self.run.folder), str(EPOCHS), str(STEPS)]
+        script = [str(TRAINING), str(self.run.here), str(EPOCHS), str(STEPS)]
         self.run.start(name, kerasps_run(*self._options, *script), on=on)
 
     def check_done(self, *names):
         """Each step was done once, and all tasks of these names end well."""
-        codes = self.run.codes(*names)
-        assert set(codes.values()) == {0}, (codes, self.run.logs())
-        (done,) = self.run.events("done")
-        assert done["updates"] == done["iterations"] == EPOCHS * STEPS
-        assert len(self.run.events("started")) == 1
+        self.run.check_codes(0, *names)
+        self.run.check_exact(EPOCHS * STEPS, starts=1)
 
 
 def test_hosts_run_what_the_jobset_starts(make_run, tmp_path):
@@ -176,8 +135,7 @@ def test_hosts_run_what_the_jobset_starts(make_run, tmp_path):
     script = {"EPOCHS": "2", "STEPS": "50", "BACKUPS": str(tmp_path / "backup")}
     for host, environment in pods.items():
         run.start(host, kerasps_run(*command[2:]), **script, **environment)
-    codes = run.codes()
-    assert set(codes.values()) == {0}, (codes, run.logs())
+    run.check_codes(0)
     log = (tmp_path / f"{name}-chief-0-0.{name}.log").read_text()
     assert float(log.rpartition("accuracy ")[2]) > 0.6
     assert log.count("Epoch 1/2") == 1

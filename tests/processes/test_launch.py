@@ -11,27 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from support.launched import Launch, lines_until
+from support.launched import lines_until
 from support.process_checks import (
     marked_processes,
     mode_of,
     temporary_files,
     wait_for,
 )
-
-
-@pytest.fixture
-def launch(tmp_path):
-    started = []
-
-    def start(body, **options):
-        started.append(Launch(tmp_path, body, **options))
-        return started[-1]
-
-    yield start
-    for launched in started:
-        launched.end()
-
 
 SMALL = ("--num-workers=1",)
 IDLE = (
@@ -105,14 +91,21 @@ def test_the_script_gets_its_arguments_and_the_cluster(launch, tmp_path):
     ]
 
 
-def test_the_script_reads_the_terminals_stdin(launch):
-    master, slave = pty.openpty()
+@pytest.fixture
+def terminal():
+    """Both ends of a terminal."""
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_the_script_reads_the_terminals_stdin(launch, terminal):
+    master, slave = terminal
     launched = launch("ready(); print(input())", options=SMALL, terminal=slave)
-    os.close(slave)
     launched.wait_until_ready()
     os.write(master, b"hello\n")
     code, out, _ = launched.result()
-    os.close(master)
     assert (code, out) == (0, "hello\n")
 
 
@@ -136,31 +129,24 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.mark.parametrize(
-    ("end", "expected"), [("die", 130), pytest.param("1", 130, marks=pytest.mark.matrix), ("0", 0)]
+    ("end", "seconds", "expected"),
+    [
+        ("die", 0.5, 130),
+        pytest.param("1", 0.5, 130, marks=pytest.mark.matrix),
+        # So long that the launcher would pass on what came to it alone.
+        ("0", 6, 0),
+    ],
 )
 def test_ctrl_c_reaches_the_script_once_and_the_cluster_outlives_it(
-    launch, tmp_path, end, expected
+    launch, tmp_path, terminal, end, seconds, expected
 ):
-    master, slave = pty.openpty()
-    launched = launch(INTERRUPTED, options=SMALL, args=(end, "0.5"), terminal=slave)
-    os.close(slave)
+    master, slave = terminal
+    launched = launch(INTERRUPTED, options=SMALL, args=(end, str(seconds)), terminal=slave)
     launched.wait_until_ready()
     os.write(master, b"\x03")
     code, out, err = launched.result()
-    os.close(master)
     assert (code, out, err) == (expected, "1 {}\n", "" if expected else IDLE)
     assert temporary_files(tmp_path) == []
-
-
-def test_ctrl_c_in_a_terminal_is_not_repeated_while_the_script_takes_its_time(launch):
-    master, slave = pty.openpty()
-    launched = launch(INTERRUPTED, options=SMALL, args=("0", "6"), terminal=slave)
-    os.close(slave)
-    launched.wait_until_ready()
-    os.write(master, b"\x03")
-    code, out, _ = launched.result()
-    os.close(master)
-    assert (code, out) == (0, "1 {}\n")
 
 
 def test_sigint_for_the_launcher_alone_is_passed_on_in_the_end(launch):
@@ -208,16 +194,6 @@ def test_a_signal_to_end_while_a_ps_is_silent_says_which_backup_is_there(launch,
     assert "SIGTERM came, and no further backup can be made: ps 0 at " in err
     assert f"The last backup is {tmp_path}/backups/backup-0" in err
     assert "Traceback" not in err
-
-
-def test_a_script_may_handle_sigterm(launch):
-    launched = launch(
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); ready(); time.sleep(3600)",
-        options=SMALL,
-    )
-    launched.wait_until_ready()
-    launched.process.send_signal(signal.SIGTERM)
-    assert launched.result()[0] == 7
 
 
 @pytest.mark.parametrize(
@@ -387,9 +363,7 @@ def test_an_evaluator_that_fails_is_reported_at_once_and_makes_the_launch_fail(l
         "ready()\nwhile not (here / 'go').exists(): time.sleep(0.01)",
         options=(*SMALL, evaluator("1 / 0")),
     )
-    report = []
-    while not report or "kerasps launch" not in report[-1]:
-        report.append(launched.process.stderr.readline())
+    report = lines_until(launched.process.stderr, "kerasps launch")
     assert "[evaluator] ZeroDivisionError: division by zero\n" in report
     assert (
         report[-1] == "kerasps launch: the evaluator failed (exit code 1): see its output above.\n"
@@ -439,8 +413,7 @@ def test_a_signal_ends_the_evaluator_too(launch, evaluator):
 def test_a_signal_ends_the_wait_for_the_evaluator(launch, evaluator):
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
     launched = launch(WAIT, options=(*SMALL, evaluator(f"import signal; {body}")))
-    while "the training is over" not in launched.process.stderr.readline():
-        pass
+    lines_until(launched.process.stderr, "the training is over")
     launched.process.send_signal(signal.SIGINT)
     assert launched.result()[0] == 0
 

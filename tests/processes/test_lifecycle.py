@@ -5,7 +5,6 @@ end.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from support.process_checks import (
     IGNORED_WARNINGS,
     marked_environment,
     marked_processes,
+    report_in,
     temporary_files,
     wait_for,
 )
@@ -58,13 +58,12 @@ def run(tmp_path_factory):
         capture_output=True,
         text=True,
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     wait_for(lambda: marked_processes(mark) == {}, what="the end of the tasks")
     assert temporary_files(directory) == []
     assert "Warning" not in done.stderr
     assert "non-existent function" not in done.stderr
-    return json.loads(lines[0].removeprefix("REPORT "))
+    return report_in(done)
 
 
 def test_what_was_made_before_the_strategy_lives_on(report):

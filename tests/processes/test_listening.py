@@ -19,6 +19,7 @@ from support.process_checks import (
     listening_addresses,
     marked_environment,
     marked_processes,
+    report_in,
     temporary_files,
     wait_for,
 )
@@ -150,8 +151,7 @@ def test_who_reaches_a_served_task(namespaces, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("REPORT "))
-    report = json.loads(line.removeprefix("REPORT "))
+    report = report_in(done)
     check_where_tasks_listen(report["tasks"])
     for host, name in (("198.51.100.7", "service"), ("no-such-host.invalid", "unknown")):
         said, exit_code = report["refused"][name]

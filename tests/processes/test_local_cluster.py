@@ -205,11 +205,7 @@ def test_a_worker_that_dies_is_started_again_as_often_as_it_may(capfd):
     remove_logs(cluster.log_dir)
 
 
-@pytest.mark.parametrize("has_descriptors", [True, False])
-def test_the_logs_of_a_worker_that_died_are_kept_without_a_warning(monkeypatch, has_descriptors):
-    if not has_descriptors:
-        # As on systems that have none for processes.
-        monkeypatch.delattr(os, "pidfd_open")
+def test_the_logs_of_a_worker_that_died_are_kept_without_a_warning():
     with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
         process = cluster.processes["worker", 0]
         pid = process.pid

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.launched import Launch, lines_until
 from support.process_checks import is_alive, wait_for
+from support.runs import ToldTraining
 
 TRAINING = Path(__file__).with_name("restarted_training.py")
 RUN_TRAINING = f"import runpy\nrunpy.run_path({str(TRAINING)!r}, run_name='__main__')"
@@ -28,19 +28,6 @@ start = len((here / "starts").read_text().splitlines())
 TOLD = """
 from kerasps.runtime.supervision import tell_supervisor
 """
-
-
-@pytest.fixture
-def launch(tmp_path):
-    started = []
-
-    def start(body, **options):
-        started.append(Launch(tmp_path, body, **options))
-        return started[-1]
-
-    yield start
-    for launched in started:
-        launched.end()
 
 
 def has_received(pid, number):
@@ -70,8 +57,7 @@ GOES_ON = (
 
 def test_a_training_goes_on_by_itself_whatever_is_killed(launch, tmp_path):
     epochs, steps = 6, 20
-    for epoch in (1, 2, 4):
-        (tmp_path / f"held-{epoch}").touch()
+    ToldTraining(tmp_path, None, None).hold(1, 2, 4)
     launched = launch(
         RUN_TRAINING,
         options=("--num-workers=2", "--num-ps=2"),
@@ -79,21 +65,10 @@ def test_a_training_goes_on_by_itself_whatever_is_killed(launch, tmp_path):
         variables={"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
 
-    def events(what):
-        return [event for event in records(tmp_path / "events") if event["what"] == what]
-
-    def release(epoch):
-        (tmp_path / f"held-{epoch}").unlink()
-
-    def wait_for_epoch(number):
-        wait_for(
-            lambda: (
-                any(event["epoch"] == number for event in events("epoch"))
-                or launched.process.poll() is not None
-            ),
-            what=f"epoch {number}",
-        )
-        assert launched.process.poll() is None, launched.process.communicate()
+    told = ToldTraining(
+        tmp_path, lambda: launched.process.poll() is not None, launched.process.communicate
+    )
+    events, release, wait_for_epoch = told.events, told.release, told.wait_for_epoch
 
     def kill(epoch, pid_of, number):
         wait_for_epoch(epoch)
@@ -115,8 +90,7 @@ def test_a_training_goes_on_by_itself_whatever_is_killed(launch, tmp_path):
     kill(4, lambda: events("started")[-1]["pid"], signal.SIGTERM)
     code, _, err = launched.result()
     assert code == 0, err
-    (done,) = events("done")
-    assert done["updates"] == done["iterations"] == epochs * steps
+    told.check_exact(epochs * steps, starts=3)
     by_process = itertools.groupby(events("epoch"), lambda event: event["pid"])
     first, second, third = [[event["epoch"] for event in group] for _, group in by_process]
     for numbers in (first, second, third):
@@ -222,70 +196,6 @@ print(after["ps-0"] == before["ps-0"], len(after) == len(before))
         "worker 0 did not answer and was killed. It is started again, 1 of 3 in this hour."
     )
     assert no_strategy.startswith("the script made no strategy of kerasps")
-
-
-def test_when_restarts_are_used_up_the_first_failure_is_said_last(launch, tmp_path):
-    body = """
-if start == 1:
-    os.kill(tasks()["ps-0"], signal.SIGKILL)
-    sys.exit(3)
-os.kill(os.getpid(), signal.SIGKILL if start == 2 else signal.SIGABRT)
-"""
-    launched = launch(COUNTED + body, options=SMALL, variables={"KERASPS_MAX_RESTARTS": "1"})
-    code, _, err = launched.result()
-    assert code == 134
-    told = "ps 0 died. When the script has ended, the run is started again, 1 of 1 in this hour."
-    assert said(err)[-2:] == [
-        "the script has ended (signal SIGABRT). The run is not started again: 1 restart within an "
-        "hour.",
-        "this was the first failure:",
-    ]
-    last = err[err.rindex("kerasps launch: ") :].splitlines()
-    ps = records(tmp_path / "starts")[0]["ps-0"]
-    assert last[1:4] == [
-        told,
-        f"  task: ps 0 at {launched.cluster()['ps'][0]}",
-        f"  pid: {ps}",
-    ]
-
-
-def test_what_the_lost_script_forked_does_not_keep_the_next_one_from_its_port(launch, tmp_path):
-    body = """
-import socket
-host, port = config["cluster"]["chief"][0].split(":")
-server = socket.socket()
-# As TensorFlow's does.
-server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-server.bind((host, int(port)))
-server.listen()
-if start == 1:
-    import subprocess
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    program = subprocess.Popen(["sleep", "3600"], **silent)
-    forked = os.fork()
-    if forked == 0:
-        time.sleep(3600)
-    (here / "children").write_text(f"{program.pid} {forked}")
-    os.kill(os.getpid(), signal.SIGKILL)
-print("listens")
-"""
-    code, out, err = launch(COUNTED + body, options=SMALL, left="sleep").result()
-    assert (code, out) == (0, "listens\n"), err
-    program, forked = map(int, (tmp_path / "children").read_text().split())
-    wait_for(lambda: not is_alive(forked), what="the end of the fork")
-    # A program of its own is left alone.
-    assert is_alive(program)
-
-
-def test_a_signal_ends_all_also_in_the_pause_before_a_restart(launch):
-    launched = launch(
-        COUNTED + "os.kill(os.getpid(), signal.SIGKILL)", options=(*SMALL, "--max-restarts=9")
-    )
-    # Until the pause is long enough to be met.
-    lines_until(launched.process.stderr, "started again in 2 s")
-    launched.process.send_signal(signal.SIGTERM)
-    code, _, err = launched.result()
-    assert (code, err) == (143, "")
 
 
 def test_after_a_signal_nothing_is_started_again(launch, tmp_path):

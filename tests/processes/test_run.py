@@ -15,13 +15,13 @@ import pytest
 
 from support.forked_scripts import is_alive
 from support.process_checks import (
-    PATIENCE_S,
     is_listening,
     marked_environment,
     marked_processes,
     reserved_address,
     wait_for,
 )
+from support.runs import Tasks
 
 RESTARTED = Path(__file__).with_name("restarted_training.py")
 SIDECAR = Path(__file__).with_name("sidecar_training.py")
@@ -89,23 +89,14 @@ print("listens")
 """
 
 
-class Run:
+class Run(Tasks):
     """The nodes of a run, each a process on this machine."""
 
     def __init__(self, tmp_path):
-        self.here = tmp_path
+        super().__init__(tmp_path, "chief-0")
         self.mark = str(uuid.uuid4())
         self.holders = []
-        self.nodes = {}
         self.stranger = None
-
-    def hold(self, *epochs):
-        """Have the training wait in the middle of each of these, until it is released."""
-        for epoch in epochs:
-            (self.here / f"held-{epoch}").touch()
-
-    def release(self, epoch):
-        (self.here / f"held-{epoch}").unlink()
 
     def reserve(self, **numbers):
         """Take a port for each task, which nothing else can have."""
@@ -147,7 +138,7 @@ class Run:
         variables = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"} | variables
         env = marked_environment(self.mark, self.here, **variables)
         with (self.here / f"{name}.log").open("a") as log:
-            self.nodes[name] = subprocess.Popen(
+            self.tasks[name] = subprocess.Popen(
                 [sys.executable, "-m", "kerasps", *command],
                 env=env,
                 cwd=self.here,
@@ -169,58 +160,17 @@ class Run:
         return "script.py"
 
     def wait_for_file(self, name):
-        chief = self.nodes["chief-0"]
+        chief = self.tasks["chief-0"]
         wait_for(
             lambda: (self.here / name).exists() or chief.poll() is not None, what=f"file {name}"
         )
         assert chief.poll() is None, self.logs()
 
-    def events(self, what):
-        path = self.here / "events"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["what"] == what]
-
-    def wait_for_epoch(self, number):
-        wait_for(
-            lambda: (
-                self.nodes["chief-0"].poll() is not None
-                or any(event["epoch"] == number for event in self.events("epoch"))
-            ),
-            what=f"epoch {number}",
-        )
-        assert self.nodes["chief-0"].poll() is None, self.logs()
-
-    def codes(self, *names):
-        found = {}
-        for name in names or self.nodes:
-            try:
-                found[name] = self.nodes[name].wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                found[name] = "runs on"
-        return found
-
-    def check_codes(self, expected, *names):
-        codes = self.codes(*names)
-        assert set(codes.values()) == {expected}, (codes, self.logs())
-
-    def check_exact(self, starts):
-        """Each step was done once, in so many lives of the script."""
-        (done,) = self.events("done")
-        assert done["iterations"] == EPOCHS * STEPS
-        assert done["updates"] == EPOCHS * STEPS
-        assert len(self.events("started")) == starts, self.logs()
-
     def log(self, name):
         return (self.here / f"{name}.log").read_text()
 
-    def logs(self):
-        return "\n".join(
-            f"--- {path.name}\n{path.read_text()[-3000:]}"
-            for path in sorted(self.here.glob("*.log"))
-        )
-
     def close(self):
-        for process in (*self.nodes.values(), *([self.stranger] if self.stranger else [])):
+        for process in (*self.tasks.values(), *([self.stranger] if self.stranger else [])):
             process.kill()
             process.wait()
         # A script ends with the command that started it.
@@ -262,9 +212,9 @@ def test_a_run_goes_on_without_a_worker_its_script_and_its_ps(run):
     run.start_all(RESTARTED, run.here, EPOCHS, STEPS, num_workers=2)
     run.wait_for_epoch(0)
     # It hands back its work, and nothing starts again.
-    run.nodes["worker-1"].terminate()
+    run.tasks["worker-1"].terminate()
     run.release(0)
-    assert run.nodes["worker-1"].wait() == 143
+    assert run.tasks["worker-1"].wait() == 143
     run.start("worker", 1, RESTARTED)
     run.wait_for_epoch(1)
     assert len(run.events("started")) == 1
@@ -274,12 +224,12 @@ def test_a_run_goes_on_without_a_worker_its_script_and_its_ps(run):
     run.release(1)
     run.wait_for_epoch(4)
     # What starts in its place has the last backup.
-    run.nodes["ps-0"].kill()
-    run.nodes["ps-0"].wait()
+    run.tasks["ps-0"].kill()
+    run.tasks["ps-0"].wait()
     run.release(4)
     run.start("ps", 0, RESTARTED)
     run.check_codes(0)
-    run.check_exact(starts=3)
+    run.check_exact(EPOCHS * STEPS, starts=3)
     assert "ps 0 restarts" in run.log("ps-0")
     told = run.log("chief-0")
     assert "When the script has ended, the run is started again" in told or "lost ps 0" in told
@@ -291,8 +241,8 @@ def test_a_run_whose_ps_stays_away_ends_with_a_code_to_try_again(run):
     run.hold(1)
     run.start_all(RESTARTED, run.here, EPOCHS, STEPS, options=GIVES_UP)
     run.wait_for_epoch(1)
-    run.nodes["ps-0"].kill()
-    run.nodes["ps-0"].wait()
+    run.tasks["ps-0"].kill()
+    run.tasks["ps-0"].wait()
     run.release(1)
     run.check_codes(138, "chief-0", "worker-0")
 
@@ -304,7 +254,7 @@ def test_a_run_whose_ps_stays_away_ends_with_a_code_to_try_again(run):
 def test_a_chief_told_to_end_ends_all(run, number, code):
     run.start_all(run.script(WAITING))
     run.wait_for_file("connected")
-    run.nodes["chief-0"].send_signal(number)
+    run.tasks["chief-0"].send_signal(number)
     run.check_codes(code)
 
 
@@ -314,29 +264,29 @@ def test_a_chief_told_to_end_while_a_task_is_silent_ends_within_the_grace(run, s
     run.hold(2)
     run.start_all(RESTARTED, run.here, EPOCHS, STEPS, num_workers=1)
     run.wait_for_epoch(2)
-    run.nodes[silent].send_signal(signal.SIGSTOP)
-    run.nodes["chief-0"].terminate()
+    run.tasks[silent].send_signal(signal.SIGSTOP)
+    run.tasks["chief-0"].terminate()
     run.release(2)
-    run.check_codes(143, *(name for name in run.nodes if name != silent))
+    run.check_codes(143, *(name for name in run.tasks if name != silent))
 
 
 def test_a_chief_that_is_gone_is_waited_for(run):
     run.hold(2)
     run.start_all(RESTARTED, run.here, EPOCHS, STEPS)
     run.wait_for_epoch(2)
-    run.nodes["chief-0"].kill()
-    run.nodes["chief-0"].wait()
+    run.tasks["chief-0"].kill()
+    run.tasks["chief-0"].wait()
     run.release(2)
     run.start("chief", 0, RESTARTED, run.here, EPOCHS, STEPS)
     run.check_codes(0)
-    run.check_exact(starts=2)
+    run.check_exact(EPOCHS * STEPS, starts=2)
 
 
 @pytest.mark.matrix
 def test_a_chief_that_stays_away_is_given_up(run):
     run.start_all(run.script(WAITING), options=GIVES_UP)
     run.wait_for_file("connected")
-    run.nodes["chief-0"].kill()
+    run.tasks["chief-0"].kill()
     run.check_codes(138, "ps-0", "worker-0")
     assert "gives up" in run.log("ps-0")
 
@@ -387,12 +337,12 @@ def test_served_tasks_end_with_their_chief(run, by_run):
         env = marked_environment(
             run.mark, run.here, TF_CONFIG=config["chief"], KERAS_BACKEND="tensorflow"
         )
-        run.nodes["chief-0"] = subprocess.Popen(
+        run.tasks["chief-0"] = subprocess.Popen(
             [sys.executable, script], env=env, cwd=run.here, stdin=subprocess.DEVNULL
         )
     run.wait_for_file("connected")
     (run.here / "end").write_text("6")
-    assert run.nodes["chief-0"].wait() == 6
+    assert run.tasks["chief-0"].wait() == 6
     run.check_codes(6 if by_run else 0, "ps-0", "worker-0")
 
 
@@ -412,12 +362,12 @@ def test_one_port_everywhere_and_the_command_given_twice(run):
     run.wait_for_file("connected")
     place = ["--hosts", run.hosts, "--role", "chief"]
     run.start_command("twice", ["run", *place, script])
-    assert run.nodes.pop("twice").wait() == 1
+    assert run.tasks.pop("twice").wait() == 1
     told = run.log("twice")
     address = run.hosts.partition("=")[2].partition(";")[0]
     assert f"The port of the chief, {address}, is in use by another process" in told
     # It has told nobody that the run has ended.
-    assert all(process.poll() is None for process in run.nodes.values()), run.logs()
+    assert all(process.poll() is None for process in run.tasks.values()), run.logs()
     (run.here / "end").write_text("0")
     run.check_codes(0)
     assert "did not ask for the end" not in run.log("chief-0")

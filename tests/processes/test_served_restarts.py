@@ -16,8 +16,8 @@ from support.process_checks import (
     marked_environment,
     marked_processes,
     reserved_address,
-    wait_for,
 )
+from support.runs import ToldTraining
 
 TRAINING = Path(__file__).with_name("restarted_training.py")
 # All that systemd's `Restart=on-failure` does, or Kubernetes's `restartPolicy: OnFailure`.
@@ -77,30 +77,22 @@ def test_a_run_survives_a_ps_a_worker_and_its_coordinator(start, tmp_path):
     ]
     script = start("chief", 0, str(TRAINING), str(tmp_path), str(epochs), str(steps))
 
-    def events(what):
-        path = tmp_path / "events"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["what"] == what]
-
-    def wait_for_epoch(number):
-        wait_for(
-            lambda: script.poll() is not None or any(e["epoch"] == number for e in events("epoch")),
-            what=f"epoch {number}",
-        )
-        assert script.poll() is None, (tmp_path / "chief-0.log").read_text()
-
-    wait_for_epoch(1)
+    told = ToldTraining(
+        tmp_path,
+        lambda: script.poll() is not None,
+        (tmp_path / "chief-0.log").read_text,
+    )
+    told.wait_for_epoch(1)
     os.kill(start.tasks()["ps-1"], signal.SIGKILL)
-    wait_for_epoch(2)
+    told.wait_for_epoch(2)
     os.kill(start.tasks()["worker-0"], signal.SIGKILL)
-    wait_for_epoch(3)
-    os.kill(events("started")[-1]["pid"], signal.SIGKILL)
+    told.wait_for_epoch(3)
+    os.kill(told.events("started")[-1]["pid"], signal.SIGKILL)
     assert script.wait() == 0
-    (done,) = events("done")
-    assert done["updates"] == done["iterations"] == epochs * steps
+    told.check_exact(epochs * steps, starts=len(told.events("started")))
     # A backup is written beside the training: of the epoch that has ended just now, or the one
     # before.
-    begun = [event["epoch"] for event in events("epoch")]
+    begun = [event["epoch"] for event in told.events("epoch")]
     assert [*dict.fromkeys(begun)] == list(range(epochs))
     assert len(begun) <= epochs + 4
     # A task that is asked to end has not failed, and its manager leaves it.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasps.cluster.local.local_ps import LocalPS
+from kerasps.cluster.local.launched_cluster import LocalPS
 from kerasps.cluster.processes.process import child_environment
 from support.forked_scripts import ForkedScript
 from support.launched import Launch

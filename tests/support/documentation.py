@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import inspect
 import re
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kerasps
+from kerasps.tools.cli.main import _parser
 
 CHECKOUT = next(path for path in Path(__file__).parents if (path / "docs").is_dir())
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -38,6 +40,19 @@ def code_blocks(text: str, language: str = "python") -> list[str]:
 def page_text(page: str) -> str:
     """The text of a page of `docs/`, by its name."""
     return (CHECKOUT / "docs" / f"{page}.md").read_text("utf-8")
+
+
+def run_example(page: str) -> dict[str, object]:
+    """The names that the last example of a page makes."""
+    namespace: dict[str, object] = {}
+    exec(compile(code_blocks(page_text(page))[-1], f"docs/{page}.md", "exec"), namespace)
+    return namespace
+
+
+def command_parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parsers of all commands, by name."""
+    (actions,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(actions.choices)
 
 
 def commands_in(text: str) -> Iterator[list[str]]:

@@ -63,13 +63,9 @@ def ready():
 class Launch:
     """A launcher under test: its process, and what it left behind."""
 
-    def __init__(
-        self, tmp_path, body, *, options=(), args=(), variables=None, terminal=None, left=""
-    ):
+    def __init__(self, tmp_path, body, *, options=(), args=(), variables=None, terminal=None):
         self.mark = str(uuid.uuid4())
         self.here = tmp_path
-        # The name of a process that the script starts and that is left to live.
-        self.left = left
         script = tmp_path / "script.py"
         script.write_text(PREAMBLE + body)
         env = marked_environment(self.mark, tmp_path, **(variables or {}))
@@ -110,7 +106,7 @@ class Launch:
 
     def assert_nothing_left(self):
         wait_for(
-            lambda: set(marked_processes(self.mark).values()) <= {self.left},
+            lambda: not marked_processes(self.mark),
             what="the end of all processes",
         )
         # A process that is on its way out loses its environment, and with it the mark, before its

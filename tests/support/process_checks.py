@@ -186,11 +186,13 @@ def run_script(script, *arguments, env, timeout_s=PATIENCE_S, forked=True):
 
 
 def run_and_report(script, *arguments, timeout_s=PATIENCE_S, forked=True, **environment):
-    """Runs a script as `run_script` does; returns what it reported, the JSON behind `REPORT ` in a
-    line that it printed.
-    """
+    """Runs a script as `run_script` does; returns what it reported (`report_in`)."""
     env = {**os.environ, **AT_IMPORT, **environment}
-    done = run_script(script, *arguments, env=env, timeout_s=timeout_s, forked=forked)
+    return report_in(run_script(script, *arguments, env=env, timeout_s=timeout_s, forked=forked))
+
+
+def report_in(done):
+    """Returns what a process that has ended reported: the JSON behind `REPORT ` in a line."""
     lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert lines, done.stdout[-2000:] + done.stderr[-4000:]
     return json.loads(lines[0].removeprefix("REPORT "))

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import re
 import shlex
@@ -15,8 +14,7 @@ import tomllib
 import pytest
 import yaml
 
-from kerasps.tools.cli.main import _parser
-from support.documentation import code_blocks, commands_in, page_text
+from support.documentation import code_blocks, command_parsers, commands_in, page_text, run_example
 from support.manifests import (
     CHECKOUT,
     KUBERNETES,
@@ -66,18 +64,10 @@ def documents_of(run):
     return read(KUBERNETES / "trainer/trainjob.yaml") if run == "trainer" else kustomized(run)
 
 
-def run_parser():
-    """The parser of `kerasps run`."""
-    (commands,) = (
-        action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
-    )
-    return commands.choices["run"]
-
-
 def options_of(command):
     """What `kerasps run` understands of a command, of which `kerasps run` is the beginning."""
     assert command[:2] == ["kerasps", "run"]
-    return run_parser().parse_args(command[2:])
+    return command_parsers()["run"].parse_args(command[2:])
 
 
 each_run = pytest.mark.parametrize("run", RUN_OF)
@@ -318,9 +308,7 @@ def test_a_train_job_fits_its_runtime():
                 assert claim is None or claim["claimName"] in claims
 
 
-def test_the_image_has_what_it_copies_and_no_root():
-    for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE):
-        assert all((CHECKOUT / source).exists() for source in line.split())
+def test_the_image_has_an_extra_of_the_package_and_no_root():
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extra = re.search(r'gpu\) extra="\[(\w+)\]"', DOCKERFILE).group(1)
     assert extra in project["optional-dependencies"]
@@ -355,9 +343,8 @@ def test_a_command_of_the_page_names_what_there_is(words):
 
 
 def test_the_number_of_ps_is_worked_out_as_the_page_says(capsys):
-    (example,) = code_blocks(PAGE)
     output = [text for text in code_blocks(PAGE, "") if " ps\n" in text][-1]
-    exec(compile(example, "docs/deploy.md", "exec"), {})
+    run_example("deploy")
     assert capsys.readouterr().out == output
 
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from kerasps.tools.cli.main import _parser
-from support.documentation import CHECKOUT, code_blocks, commands_in, page_text
+from support.documentation import CHECKOUT, code_blocks, commands_in, page_text, run_example
 
 PAGES = (
     "for_large_tables",
@@ -81,24 +81,19 @@ def test_the_table_of_memory_is_worked_out_right():
 
 
 def test_the_limits_of_the_example_are_worked_out_as_the_page_says(capsys):
-    _, example = code_blocks(page_text("sizing"))
-    exec(compile(example, "docs/sizing.md", "exec"), {})
+    run_example("sizing")
     outputs = code_blocks(page_text("sizing"), "")
     assert capsys.readouterr().out == outputs[-1]
 
 
 def test_the_speed_of_a_dataset_is_measured_as_the_page_says(capsys):
-    (example,) = code_blocks(page_text("why_is_it_slow"))
-    exec(compile(example, "docs/why_is_it_slow.md", "exec"), {})
+    run_example("why_is_it_slow")
     assert re.fullmatch(r"\d+ batches/s\n", capsys.readouterr().out)
 
 
 def test_a_table_without_a_vocabulary_is_in_one_process_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _, example = code_blocks(page_text("tables_without_a_vocabulary"))
-    namespace = {}
-    exec(compile(example, "docs/tables_without_a_vocabulary.md", "exec"), namespace)
-    assert namespace["loaded"].get_layer("words").num_rows == 4
+    assert run_example("tables_without_a_vocabulary")["loaded"].get_layer("words").num_rows == 4
 
 
 def test_the_bytes_of_a_row_are_added_up_right():

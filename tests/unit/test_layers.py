@@ -95,22 +95,22 @@ LATE = {
 # The lines of each wing, with all lines of its files. Whoever needs more raises the number in the
 # same commit, and says why in its message; whoever deletes lowers it. `root` is what is in no wing.
 LINES = {
-    "runtime": 1990,
-    "cluster": 6650,
+    "runtime": 1950,
+    "cluster": 6360,
     "variables": 5390,
-    "dynamic": 2600,
+    "dynamic": 2570,
     "layers": 540,
-    "inputs": 2490,
+    "inputs": 2460,
     "step": 12080,
-    "training": 7110,
+    "training": 7120,
     "saving": 2420,
-    "hooks": 1370,
+    "hooks": 1380,
     "metrics": 530,
-    "evaluator": 1050,
-    "worker_driven": 1970,
-    "tools": 7630,
-    "root": 3220,
-    "tests": 52580,
+    "evaluator": 1020,
+    "worker_driven": 1910,
+    "tools": 7450,
+    "root": 3160,
+    "tests": 52410,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
@@ -297,7 +297,7 @@ def test_only_what_keeps_a_start_fast_is_imported_late():
         ("step.rows.groups", "import kerasps.step.phases.pull", against_rooms),
         ("step.rows.groups", "from kerasps.step.phases import pull", against_rooms),
         ("step.running.traced_step", "from kerasps.step import Compute", against_rooms),
-        ("cluster.members.presence", "from kerasps.cluster.local import local_ps", against_rooms),
+        ("cluster.members.presence", "from kerasps.cluster.local import resolver", against_rooms),
     ],
 )
 def test_a_wrong_import_is_found(module, source, finds):

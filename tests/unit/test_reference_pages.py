@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -11,8 +10,7 @@ import pytest
 
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.serving.run_end import CODE_OF_LOST
-from kerasps.tools.cli.main import _parser
-from support.documentation import code_blocks, page_text
+from support.documentation import code_blocks, command_parsers, page_text
 from support.names import variables_in_source
 
 VARIABLE = r"KERASPS_[A-Z_]*[A-Z]"
@@ -48,29 +46,23 @@ def test_every_variable_has_a_default_and_readers():
     assert [cells[0] for cells in rows("environment") if len(cells) != 5 or not all(cells)] == []
 
 
-def commands():
-    """The parsers of all commands, by name."""
-    (actions,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(actions.choices)
-
-
 def options_of(command):
     """The options of a command, by name: their actions."""
     return {
         action.option_strings[-1]: action
-        for action in commands()[command]._actions
+        for action in command_parsers()[command]._actions
         if action.option_strings and "--help" not in action.option_strings
     }
 
 
-WITH_OPTIONS = [name for name in commands() if options_of(name)]
+WITH_OPTIONS = [name for name in command_parsers() if options_of(name)]
 
 
 def test_every_command_is_listed():
     listed = {
         cells[0].strip("`").split()[1] for cells in rows("commands") if "kerasps " in cells[0]
     }
-    assert listed == commands().keys()
+    assert listed == command_parsers().keys()
 
 
 @pytest.mark.parametrize("command", WITH_OPTIONS)

@@ -48,7 +48,7 @@ def announced(address, port, code, tasks, timeout_s=EVER_S, waits_for=()):
     announcer = RunEndAnnouncer(address, port, code, tasks, waits_for=waits_for)
 
     def finish():
-        with announcer:
+        with contextlib.closing(announcer):
             left.append((announcer.finish(timeout_s), announcer.code))
 
     thread = threading.Thread(target=finish)
@@ -99,7 +99,7 @@ def test_a_failure_of_the_chief_is_told_to_workers_that_run(free_port):
 
 def test_whoever_is_no_task_does_not_count(free_port):
     port = free_port()
-    with RunEndAnnouncer("127.0.0.1", port, 0, [PS]) as announcer:
+    with contextlib.closing(RunEndAnnouncer("127.0.0.1", port, 0, [PS])) as announcer:
         connection = http.client.HTTPConnection("127.0.0.1", port)
         connection.request("GET", "/")
         with pytest.raises((OSError, http.client.HTTPException)):

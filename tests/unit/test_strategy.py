@@ -107,42 +107,38 @@ def test_what_does_not_go_with_how_updates_are_made(arguments, error, part):
     assert part in str(caught.value)
 
 
-WRONG_CLUSTERS = [
-    ({"ps": []}, "has no ps. Expected: at least one ps task, which holds the variables"),
-    ({"worker": []}, "has no worker. Expected: at least one worker task, which computes the steps"),
-    (
-        {"chief": ["127.0.0.1:2", "127.0.0.1:5"]},
-        "has several chiefs. Expected: exactly one chief task",
-    ),
-    (
-        {"master": ["127.0.0.1:5"]},
-        "has a chief and a master. Expected: one of them",
-    ),
-    ({"ps": ["127.0.0.1:3"]}, "same address.*Received: '127.0.0.1:3' for worker 0 and for ps 0"),
-    (
-        {"worker": ["127.0.0.1:3", "127.0.0.1:3"]},
-        "same address.*Received: '127.0.0.1:3' for worker 0 and for worker 1",
-    ),
-    ({"ps": ["nowhere"]}, "An address of the ps job .* is malformed.*Received: 'nowhere'"),
-]
-
-
-@pytest.mark.parametrize(("jobs", "message"), WRONG_CLUSTERS)
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ({"ps": []}, "has no ps. Expected: at least one ps task, which holds the variables"),
+        (
+            {"worker": []},
+            "has no worker. Expected: at least one worker task, which computes the steps",
+        ),
+        (
+            {"chief": ["127.0.0.1:2", "127.0.0.1:5"]},
+            "has several chiefs. Expected: exactly one chief task",
+        ),
+        (
+            {"master": ["127.0.0.1:5"]},
+            "has a chief and a master. Expected: one of them",
+        ),
+        (
+            {"ps": ["127.0.0.1:3"]},
+            "same address.*Received: '127.0.0.1:3' for worker 0 and for ps 0",
+        ),
+        (
+            {"worker": ["127.0.0.1:3", "127.0.0.1:3"]},
+            "same address.*Received: '127.0.0.1:3' for worker 0 and for worker 1",
+        ),
+        ({"ps": ["nowhere"]}, "An address of the ps job .* is malformed.*Received: 'nowhere'"),
+    ],
+)
 def test_a_wrong_cluster_resolver_is_refused_by_name(jobs, message):
     with pytest.raises(
         kerasps.ClusterConfigError, match=rf"{message}.*Correct the cluster resolver\."
     ):
         kerasps.ParameterServerStrategy(resolver(**jobs))
-
-
-@pytest.mark.parametrize(("jobs", "message"), WRONG_CLUSTERS)
-def test_a_wrong_tf_config_is_refused_by_name(monkeypatch, jobs, message):
-    cluster = {name: tasks for name, tasks in {**JOBS, **jobs}.items() if tasks}
-    monkeypatch.setenv(
-        "TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
-    )
-    with pytest.raises(kerasps.ClusterConfigError, match=rf"{message}.*Correct TF_CONFIG"):
-        kerasps.ParameterServerStrategy()
 
 
 NO_RESOLVERS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -53,7 +54,7 @@ def run(program, pipe):
 @pytest.mark.parametrize("program", [TELL, TELL_AND_LOOK])
 def test_a_script_tells_its_supervisor(program):
     before = time.monotonic()
-    with SupervisorPipe() as pipe:
+    with contextlib.closing(SupervisorPipe()) as pipe:
         assert pipe.read() == []
         run(program, pipe)
         (notice,) = pipe.read()
@@ -64,7 +65,7 @@ def test_a_script_tells_its_supervisor(program):
 
 
 def test_a_child_of_the_script_is_not_taken_for_it():
-    with SupervisorPipe() as pipe:
+    with contextlib.closing(SupervisorPipe()) as pipe:
         run(TELL_IN_CHILD, pipe)
         assert pipe.read() == []
 
@@ -83,7 +84,7 @@ def test_without_a_supervisor_nothing_happens(monkeypatch, value):
 @pytest.fixture
 def own_pipe(monkeypatch):
     """A pipe whose both ends are in this process."""
-    with SupervisorPipe() as pipe:
+    with contextlib.closing(SupervisorPipe()) as pipe:
         fd, inode, _ = pipe.variables[SUPERVISOR_FD].split(":")
         monkeypatch.setenv(SUPERVISOR_FD, f"{fd}:{inode}:{os.getppid()}")
         yield pipe

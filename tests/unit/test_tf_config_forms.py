@@ -119,8 +119,6 @@ REFUSED = {
         "enableDynamicWorker",
     ),
     "Ray lists workers alone": (config({"worker": WORKERS}, "worker"), {}, "add ps tasks"),
-    "a chief and a master": (config({"master": ["m:1"], **JOBS}, "chief"), {}, "older name"),
-    "no chief": (config(WITHOUT_CHIEF, "worker"), {}, "has no chief"),
     "KERASPS_CHIEF where there is one": (
         config(JOBS, "worker"),
         {"KERASPS_CHIEF": "worker:0"},

@@ -64,13 +64,6 @@ def connect_to_tasks(
     """Make this process the coordinator of a cluster.
 
     Call when all tasks accept connections. After an error the process may try again.
-
-    Raises:
-        ClusterConfigError: KERASPS_BIND, or without it this process's entry, is not an address of
-            this machine.
-        TaskStartError: the port of this process is in use, or its server cannot be held to one
-            address.
-        TaskUnreachableError: TensorFlow could not set up the tasks.
     """
     global _has_left
     context = _compat.eager_context()
@@ -262,11 +255,7 @@ def _add_tasks(context: Any, server_def: tf.train.ServerDef, cluster: ClusterDes
 
 
 def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> None:
-    """Run `update`, in which TensorFlow waits for each task without a time limit.
-
-    Raises:
-        TaskUnreachableError: a task stopped answering.
-    """
+    """Run `update`, in which TensorFlow waits for each task without a time limit."""
     ended: Inbox[BaseException | None] = Inbox()
 
     def run() -> None:

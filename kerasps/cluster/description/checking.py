@@ -37,16 +37,7 @@ def checked_cluster(
     needs_chief: bool = True,
     may_be_sparse: bool = False,
 ) -> ClusterDescription:
-    """Check a cluster, and this process's place in it, and return their description.
-
-    Args:
-        needs_chief: as for `read_tf_config`.
-        may_be_sparse: whether the addresses of tasks that a sparse specification leaves out may be
-            empty.
-
-    Raises:
-        ClusterConfigError: one of them is wrong.
-    """
+    """Check a cluster, and this process's place in it, and return their description."""
     jobs = checked_jobs(
         cluster, source=source, needs_chief=needs_chief, may_be_sparse=may_be_sparse
     )
@@ -197,11 +188,7 @@ def _check_task(
 def reject(
     what: str, expected: str, received: object, *, source: str = "TF_CONFIG", advice: str = ""
 ) -> NoReturn:
-    """Raise the error for a wrong description of a cluster.
-
-    Raises:
-        ClusterConfigError: always.
-    """
+    """Raise the error for a wrong description of a cluster."""
     raise ClusterConfigError(
         f"{what}. Expected: {expected}. Received: {received}. {advice}{_advice(source)}"
     )

@@ -112,11 +112,7 @@ class ClusterDescription:
 def require_chief(
     description: ClusterDescription, *, source: str = "TF_CONFIG"
 ) -> ClusterDescription:
-    """Return `description` if this process is the chief, else raise.
-
-    Raises:
-        ClusterConfigError: this process is another task.
-    """
+    """Return `description` if this process is the chief, else raise."""
     if description.task_type == "chief":
         return description
     received = f"task type {description.task_type!r}, index {description.task_index}"

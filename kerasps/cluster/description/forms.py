@@ -27,9 +27,6 @@ def with_names_of_here(cluster: object, *, source: str) -> Any:
 
     Args:
         cluster: addresses by job. Anything but a mapping is returned unchanged.
-
-    Raises:
-        ClusterConfigError: it has both a chief and a master.
     """
     if not isinstance(cluster, Mapping):
         return cluster
@@ -58,9 +55,6 @@ def without_gaps_left_out(
 
     TFJob gives a dynamic worker `{"worker": {"3": "host:2222"}, "ps": [...]}`, and a ps a list that
     contains only itself, whatever its index.
-
-    Raises:
-        ClusterConfigError: an index in it is not a whole number.
     """
     jobs = dict(cluster)
     workers: dict[int, object] = {}
@@ -98,9 +92,6 @@ def with_worker_as_chief(
 
     Returns:
         The cluster with a chief, and this task's job and index in it.
-
-    Raises:
-        ClusterConfigError: `chief` names no worker, or the cluster has a chief already.
     """
     job, _, number = chief.partition(":")
     listed = cluster.get("worker") if isinstance(cluster, Mapping) else None

@@ -174,11 +174,7 @@ def from_sagemaker(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescrip
 
 
 def by_rank(hosts: Sequence[str], rank: int, sizes: Sizes, *, source: str) -> ClusterDescription:
-    """Return the cluster of a list of nodes: the chief, the ps, and then the workers.
-
-    Raises:
-        ClusterConfigError: there are too few nodes, or more than the tasks in `sizes`.
-    """
+    """Return the cluster of a list of nodes: the chief, the ps, and then the workers."""
     jobs = split_by_rank(hosts, sizes, source=source)
     first_worker = 1 + len(jobs["ps"])
     if rank == 0:

@@ -43,9 +43,6 @@ def read_tf_config(
         may_be_sparse: whether it may leave out the addresses of other tasks, as TFJob does for
             dynamic workers. Default False: a chief must know all.
 
-    Returns:
-        The cluster, and this process's place in it.
-
     Raises:
         ClusterConfigError: the text is not JSON, or describes no cluster that parameter-server
             training can use.
@@ -84,11 +81,7 @@ def read_tf_config(
 
 
 def _task_of(config: dict[str, object]) -> dict[str, Any]:
-    """Return the entry of this task.
-
-    Raises:
-        ClusterConfigError: there is none, there is no cluster, or the protocol is not gRPC.
-    """
+    """Return the entry of this task."""
     cluster, task = config.get("cluster"), config.get("task")
     is_chief = isinstance(task, dict) and task.get("type") in ("chief", "master")
     is_empty = isinstance(cluster, dict) and not any(cluster.values())

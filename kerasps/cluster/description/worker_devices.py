@@ -17,12 +17,7 @@ FIRST_CPU = "CPU:0"
 
 
 def checked_device_names(names: Any) -> tuple[str, ...] | None:
-    """Return the short forms ("GPU:0") of the names that a user passed as `worker_devices`.
-
-    Raises:
-        TypeError: it is not a list of strings.
-        ValueError: it is empty, has a device twice, or contains a string that names no device.
-    """
+    """Return the short forms ("GPU:0") of the names that a user passed as `worker_devices`."""
     if names is None:
         return None
     expected = 'Expected: such as ["GPU:0", "GPU:1"].'
@@ -81,9 +76,6 @@ class WorkerDevices:
         """Check that every worker has the wanted devices.
 
         With its soft placement, TensorFlow would use other devices in place of missing ones.
-
-        Raises:
-            ValueError: a worker lacks one.
         """
         for worker, address in enumerate(addresses):
             has = devices_of_task(f"/job:worker/replica:0/task:{worker}")
@@ -114,9 +106,6 @@ class WorkerDevices:
         """Return the short names of the devices that compute on a worker: at least one.
 
         For a worker that is not connected, return those that it had, or is expected to have.
-
-        Raises:
-            ValueError: there is no such worker.
         """
         if worker not in range(num_workers):
             raise ValueError(

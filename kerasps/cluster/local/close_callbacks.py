@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from kerasps.cluster.members.silent_tasks import silent_killed
 from kerasps.cluster.processes.process import TaskProcess
 from kerasps.cluster.processes.restarts import Task
 from kerasps.cluster.processes.stderr_filter import without_lines_about_tasks
 from kerasps.cluster.processes.task_watch import TaskWatch
+from kerasps.runtime.probe import Answer, ask_servers
 
 _Returned = TypeVar("_Returned")
+# A task that runs answers within milliseconds.
+_ANSWER_S = 1.0
 
 
 class CloseCallbacks:
@@ -45,7 +48,7 @@ class CloseCallbacks:
             stack.enter_context(without_lines_about_tasks())
             for notice in self._notices:
                 notice(how)
-            stack.enter_context(silent_killed(processes, watch))
+            stack.enter_context(_silent_killed(processes, watch))
             try:
                 # Remove each from the list first: a callback may close the cluster itself.
                 while self._callbacks:
@@ -53,3 +56,34 @@ class CloseCallbacks:
             finally:
                 returned = end()
         return returned
+
+
+@contextlib.contextmanager
+def _silent_killed(processes: Mapping[Task, TaskProcess], watch: TaskWatch) -> Iterator[None]:
+    """In this context, kill processes that do not answer, so that nobody waits for them."""
+
+    def kill() -> None:
+        addresses = {t: p.address for t, p in list(processes.items()) if p.is_running()}
+        for task, answer in ask_servers(addresses, _ANSWER_S).items():
+            if answer is not Answer.SERVES:
+                with watch.lock:
+                    watch.stop_watching(task)
+                    processes[task].kill()
+
+    is_over = threading.Event()
+
+    def keep_killing() -> None:
+        while not is_over.wait(_ANSWER_S):
+            kill()
+
+    kill()
+    thread = threading.Thread(target=keep_killing, daemon=True)
+    # Python starts no thread while it ends, from 3.12 on.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        if thread.ident is not None:
+            thread.join()

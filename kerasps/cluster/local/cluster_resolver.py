@@ -35,11 +35,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def as_resolver(given: Any) -> ClusterResolver:
-    """Return the cluster resolver that was passed to a strategy.
-
-    Raises:
-        ClusterConfigError: it is any other object.
-    """
+    """Return the cluster resolver that was passed to a strategy."""
     if isinstance(given, LocalCluster):
         resolver: ClusterResolver = given.cluster_resolver
         return resolver
@@ -82,13 +78,6 @@ def check_cluster_resolver(resolver: ClusterResolver) -> ClusterDescription:
 
     If a cluster lists no chief, as in TensorFlow's guides, this process becomes its chief, at a
     free port of this machine. The port stays the same for as long as the process lives.
-
-    Returns:
-        The cluster, and this process's place in it.
-
-    Raises:
-        ClusterConfigError: the cluster cannot be used, or this process is not its chief. The
-            process that creates a strategy coordinates the training.
     """
     name, cluster = type(resolver).__name__, _cluster_of(resolver)
     if not cluster.get("chief") and _task_type_of(resolver) == "chief":
@@ -99,11 +88,7 @@ def check_cluster_resolver(resolver: ClusterResolver) -> ClusterDescription:
 
 
 def describe_resolver(resolver: ClusterResolver, *, needs_chief: bool = True) -> ClusterDescription:
-    """Return the cluster that a resolver describes, and this process's place in it.
-
-    Raises:
-        ClusterConfigError: the cluster cannot be used.
-    """
+    """Return the cluster that a resolver describes, and this process's place in it."""
     return _described(resolver, _cluster_of(resolver), needs_chief=needs_chief)
 
 

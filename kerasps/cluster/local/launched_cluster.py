@@ -1,10 +1,13 @@
-"""The cluster of `kerasps launch`: it starts while the script imports TensorFlow."""
+"""The clusters of `kerasps launch`: all tasks beside a script, or only ps beside workers."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Iterable
 
+from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.local.local_cluster import LocalCluster
 
 # The script needs the tasks when it has imported TensorFlow, which occupies a core for about so
@@ -25,9 +28,6 @@ class LaunchedCluster(LocalCluster):
         """Start the next processes, and watch them once all are ready.
 
         Does not wait: call repeatedly.
-
-        Raises:
-            TaskStartError: a process ended before it was ready, or was not ready in time.
         """
         if self._is_started:
             return
@@ -46,3 +46,28 @@ class LaunchedCluster(LocalCluster):
         self._began = time.monotonic()
         self._waiting = list(self._own_tasks())
         self.look_at_start()
+
+
+class LocalPS(LocalCluster):
+    """The ps processes of a cluster on this machine, and the addresses of its workers.
+
+    The arguments are those of `LocalCluster`.
+    """
+
+    def worker_description(self, worker: int) -> ClusterDescription:
+        """Return the cluster as a worker sees it, without a chief: worker 0 acts as the chief."""
+        jobs = {job: tasks for job, tasks in self.description.jobs.items() if job != "chief"}
+        return ClusterDescription(jobs, "worker", worker)
+
+    def worker_environment(self, worker: int) -> dict[str, str]:
+        """Return the environment of the process of a worker."""
+        env = self._environment_of("worker", worker)
+        env["TF_CONFIG"] = json.dumps(self.worker_description(worker).as_tf_config())
+        return env
+
+    def keep_logs(self) -> None:
+        """Keep the directory of logs when the cluster is closed."""
+        self._keep_logs = True
+
+    def _own_tasks(self) -> Iterable[tuple[str, int]]:
+        return [task for task in super()._own_tasks() if task[0] == "ps"]

@@ -24,9 +24,8 @@ from kerasps.cluster.local.local_registry import (
     note_connected,
 )
 from kerasps.cluster.processes.callers import calling_line
-from kerasps.cluster.processes.local_environment import task_environment
 from kerasps.cluster.processes.logs import log_of, make_log_dir, remove_logs
-from kerasps.cluster.processes.process import TaskProcess
+from kerasps.cluster.processes.process import TaskProcess, task_environment
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
 from kerasps.cluster.processes.task_watch import TaskWatch
 from kerasps.cluster.serving.ports import address_of, reserve_port

@@ -86,12 +86,7 @@ def check_is_wanted(
     expected: Mapping[str, object],
     processes: Mapping[Task, TaskProcess],
 ) -> None:
-    """Check that a further call of the constructor means the connected cluster, and its ps run.
-
-    Raises:
-        ClusterConfigError: an argument differs.
-        PSLostError: a ps has ended.
-    """
+    """Check that a further call of the constructor means the connected cluster, and its ps run."""
     for name, value in arguments.items():
         if value != expected[name]:
             raise ClusterConfigError(
@@ -115,12 +110,7 @@ def check_is_wanted(
 
 
 def check_may_start() -> None:
-    """Raise if this process was connected before: it can use no further cluster.
-
-    Raises:
-        ClusterClosedError: that cluster is closed.
-        KeraspsError: that cluster is open.
-    """
+    """Raise if this process was connected before: it can use no further cluster."""
     strategy = connected_strategy()
     if strategy is None or is_fork():
         return

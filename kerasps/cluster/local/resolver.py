@@ -1,16 +1,12 @@
-"""TensorFlow cluster resolvers: for a `LocalCluster`, and for renamed jobs."""
+"""TensorFlow cluster resolvers: for a `LocalCluster`, and for a cluster's description."""
 
 from __future__ import annotations
-
-import os
-from typing import Any
 
 import tensorflow as tf
 
 from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
-from kerasps.cluster.description.forms import MASTER, named_as_here, with_names_of_here
+from kerasps.cluster.description.forms import MASTER
 from kerasps.cluster.description.protocol import ClusterResolver
-from kerasps.cluster.description.tf_config import CHIEF_VARIABLE
 from kerasps.cluster.local.local_registry import LocalTasks
 
 
@@ -36,52 +32,18 @@ class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver)
         return tf.train.ClusterSpec({job: list(tasks) for job, tasks in jobs.items()})
 
 
-class RenamedJobsResolver(tf.distribute.cluster_resolver.ClusterResolver):
-    """Tells TensorFlow another resolver's jobs, with `master` as the chief and no evaluators."""
-
-    def __init__(self, given: ClusterResolver) -> None:
-        super().__init__()
-        self._given: Any = given
-
-    def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Return the current tasks."""
-        spec = self._given.cluster_spec().as_dict()
-        return tf.train.ClusterSpec(with_names_of_here(spec, source=type(self._given).__name__))
-
-    def master(self, *args: object, **kwargs: object) -> Any:
-        """Return the result of the other resolver's `master`."""
-        return self._given.master(*args, **kwargs)
-
-    @property
-    def task_type(self) -> Any:
-        """The job of this process, under the name that kerasps uses."""
-        return named_as_here(getattr(self._given, "task_type", None))
-
-    @property
-    def task_id(self) -> Any:
-        """The index of this process in its job."""
-        return getattr(self._given, "task_id", None)
-
-    @property
-    def rpc_layer(self) -> Any:
-        """The protocol of the other resolver."""
-        return getattr(self._given, "rpc_layer", None)
-
-
-def with_jobs_renamed(resolver: ClusterResolver) -> ClusterResolver:
-    """Return a resolver with the job names of TensorFlow: the same one if no job is renamed."""
-    jobs = resolver.cluster_spec().as_dict()
-    return RenamedJobsResolver(resolver) if {MASTER, EVALUATOR} & set(jobs) else resolver
-
-
-def resolver_of_tf_config(description: ClusterDescription) -> ClusterResolver:
-    """Return the cluster resolver of TF_CONFIG."""
-    resolvers = tf.distribute.cluster_resolver
-    if os.environ.get(CHIEF_VARIABLE):  # TensorFlow's resolver would find no chief
-        spec = tf.train.ClusterSpec(description.as_cluster_spec())
-        found: ClusterResolver = resolvers.SimpleClusterResolver(
-            spec, task_type="chief", task_id=0, rpc_layer="grpc"
-        )
-    else:
-        found = resolvers.TFConfigClusterResolver()
+def resolver_of(description: ClusterDescription) -> ClusterResolver:
+    """Return a resolver for TensorFlow's constructor, with this process as the chief."""
+    jobs = {**description.as_cluster_spec(), "chief": [str(description.address)]}
+    found: ClusterResolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs), task_type="chief", task_id=0, rpc_layer="grpc"
+    )
     return found
+
+
+def with_jobs_renamed(
+    resolver: ClusterResolver, description: ClusterDescription
+) -> ClusterResolver:
+    """Return a resolver with the job names of TensorFlow: the given one if no job is renamed."""
+    jobs = resolver.cluster_spec().as_dict()
+    return resolver_of(description) if {MASTER, EVALUATOR} & set(jobs) else resolver

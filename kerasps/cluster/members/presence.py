@@ -55,22 +55,13 @@ class _Known:
 
 @dataclass(frozen=True)
 class Noticed:
-    """A change of a task's status.
-
-    Args:
-        task: its type and index.
-        address: its `"host:port"`.
-        status: the new status.
-        before: the status before.
-        after_s: the seconds that the status before lasted; for a task that hangs, the seconds
-            without an answer.
-        reason: the reason in words; may be empty.
-    """
+    """A change of a task's status."""
 
     task: Task
     address: str
     status: Status
     before: Status
+    # How long the status before lasted; for a task that hangs, the time without an answer.
     after_s: float
     reason: str = ""
 

@@ -39,10 +39,6 @@ def wait_until_reachable(
     Args:
         timeout_s: the time limit in seconds for all of them together. None (default) takes
             KERASPS_CONNECT_TIMEOUT, else 60.
-
-    Raises:
-        TaskUnreachableError: tasks could not be reached; the message names each.
-        ValueError: the time limit is not a positive, finite number.
     """
     limit = time_limit(
         timeout_s,

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.processes.gpus import visible_gpus, worker_gpus
 from kerasps.cluster.processes.logs import open_log
 from kerasps.cluster.server import REPORT_FD_FLAG, WATCH_PARENT_FLAG
 from kerasps.errors import TaskStartError
@@ -268,6 +269,26 @@ def child_environment(base: Mapping[str, str]) -> dict[str, str]:
     # shadow its modules.
     if root not in installed:
         env["PYTHONPATH"] = os.pathsep.join(path for path in (root, env.get("PYTHONPATH")) if path)
+    return env
+
+
+def task_environment(task_type: str, task_index: int, num_workers: int) -> dict[str, str]:
+    """Return the environment of the process of a task, without TF_CONFIG."""
+    env = child_environment(os.environ)
+    # Log errors only: else a server's warnings about this machine's processor fill the log.
+    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if task_type == "ps":
+        # Variables are in the ps's main memory. A ps that saw the GPU would take GPU memory from
+        # the workers.
+        env["CUDA_VISIBLE_DEVICES"] = "-1"
+        # oneDNN's allocator takes 3% of memory that tables without a vocabulary only reserve.
+        env.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    else:
+        # By default the first process on a GPU takes all of its memory; workers may share one.
+        env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        gpus = worker_gpus(num_workers, visible_gpus(os.environ))
+        if gpus is not None:
+            env["CUDA_VISIBLE_DEVICES"] = gpus[task_index]
     return env
 
 

@@ -19,13 +19,7 @@ Task = tuple[str, int]
 
 @dataclass(frozen=True)
 class Restart:
-    """A restart that is granted.
-
-    Args:
-        pause_s: the seconds to wait before it.
-        number: its number within the last hour, from 1.
-        of: the limit per hour.
-    """
+    """A restart that is granted: its number within the last hour, from 1, of the limit."""
 
     pause_s: float
     number: int
@@ -37,12 +31,7 @@ class Restart:
 
 
 class RestartBudget:
-    """Grants each task a number of restarts in any hour.
-
-    Raises:
-        TypeError: `max_restarts` is not an integer.
-        ValueError: it is negative.
-    """
+    """Grants each task a number of restarts in any hour."""
 
     def __init__(self, max_restarts: int) -> None:
         self._max_restarts = count(

@@ -1,9 +1,8 @@
 """Watches the processes of a cluster on this machine, and restarts workers that die.
 
-One thread sleeps until a process ends (Linux reports that through a file descriptor), a pause is
-over, or another thread wakes it. It holds no reference to the cluster, so Python can collect a
-forgotten cluster. All code that starts a process, or ends one on purpose, holds `lock`; so no
-process is started after the cluster was closed.
+One thread looks at them ten times a second. It holds no reference to the cluster, so Python can
+collect a forgotten cluster. All code that starts a process, or ends one on purpose, holds `lock`;
+so no process is started after the cluster was closed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +19,8 @@ from kerasps.cluster.processes.process import TaskProcess
 from kerasps.cluster.processes.restarts import Restart, RestartBudget, Task
 from kerasps.runtime.supervision import Notice
 
-# For systems that have no descriptor for a process.
+# The interval between two looks at the processes: short for a restart, and next to no time of a
+# core.
 _POLL_INTERVAL_S = 0.1
 # The thread does nothing that takes long, unless the reader of stderr blocks it.
 _JOIN_TIMEOUT_S = 5.0
@@ -29,22 +28,16 @@ _JOIN_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Death:
-    """A process that ended without being told to.
-
-    Args:
-        task: its type and index.
-        pid: the process id; 0 if a process could not be started.
-        what: the event in words, usually `"died"`.
-        report: several lines that help to find the cause.
-        restart: its restart; None if it is not restarted.
-        refusal: the reason, in words, for not restarting it; empty if it is restarted.
-    """
+    """A process that ended without being told to."""
 
     task: Task
+    # 0 if a process could not be started.
     pid: int
+    # The event in words, usually "died".
     what: str
     report: str
     restart: Restart | None
+    # The reason, in words, for not restarting it.
     refusal: str
 
     def __str__(self) -> str:
@@ -79,10 +72,8 @@ class TaskWatch:
         self._hung: dict[Task, int] = {}
         # The times at which dead workers are restarted.
         self._due: dict[Task, float] = {}
-        self._descriptors: dict[Task, tuple[int, int]] = {}
         self._owner = os.getpid()
         self._thread: threading.Thread | None = None
-        self._wake: tuple[int, int] | None = None
         self._is_over = False
         self._saw_death = False
 
@@ -93,10 +84,6 @@ class TaskWatch:
 
     def start(self) -> None:
         """Begin to watch. Call when all processes are ready."""
-        read_fd, write_fd = os.pipe()
-        for fd in (read_fd, write_fd):
-            os.set_blocking(fd, False)
-        self._wake = read_fd, write_fd
         # A daemon, since Python waits for other threads before it calls the functions of `atexit`.
         self._thread = threading.Thread(target=self._run, name="kerasps-task-watch", daemon=True)
         atexit.register(self.close)
@@ -110,7 +97,6 @@ class TaskWatch:
         atexit.unregister(self.close)
         with self.lock:
             self._is_over = True
-            self._wake_up()
         thread = self._thread
         # Python may collect a forgotten cluster in the watch's thread, which then ends on return.
         if thread is not None and thread is not threading.current_thread():
@@ -128,7 +114,6 @@ class TaskWatch:
         """Watch a task again, after its process was started."""
         with self.lock:
             self._left.discard(task)
-            self._wake_up()
 
     def died(self, task: Task) -> bool:
         """Return whether the process of a watched task has ended and will not be restarted."""
@@ -157,24 +142,15 @@ class TaskWatch:
                 process.begin_to_kill()
 
     def _run(self) -> None:
-        try:
-            while not self._is_over:
-                with self.lock:
-                    deaths = self._look(time.monotonic())
-                for death in deaths:
-                    # An error in the callback must not end the watch.
-                    with contextlib.suppress(Exception):
-                        self.on_death(death)
-                self._sleep()
-        finally:
+        while not self._is_over:
             with self.lock:
-                for _, descriptor in self._descriptors.values():
-                    os.close(descriptor)
-                self._descriptors.clear()
-                if self._wake is not None:
-                    for fd in self._wake:
-                        os.close(fd)
-                    self._wake = None
+                deaths = self._look(time.monotonic())
+            for death in deaths:
+                # An error in the callback must not end the watch.
+                with contextlib.suppress(Exception):
+                    self.on_death(death)
+            # Not an event: Python may collect the cluster while it waits, and `close` would hang.
+            time.sleep(_POLL_INTERVAL_S)
 
     def _look(self, now: float) -> list[Death]:
         """Record processes that have ended, and restart those that are due."""
@@ -226,67 +202,3 @@ class TaskWatch:
             # Python collected the cluster in this thread meanwhile, before this process existed.
             process.kill()
         return None
-
-    def _sleep(self) -> None:
-        """Wait until a process ends, a pause is over, or somebody calls `_wake_up`."""
-        poller = select.poll()
-        with self.lock:
-            if self._is_over or self._wake is None:
-                return
-            woken = self._wake[0]
-            poller.register(woken, select.POLLIN)
-            timeout_s = self._watch_descriptors(poller)
-            if self._due:
-                pause = max(0.0, min(self._due.values()) - time.monotonic())
-                timeout_s = pause if timeout_s is None else min(timeout_s, pause)
-        # Rounded up: a thread that wakes a moment early has to wake twice.
-        poller.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
-        with contextlib.suppress(BlockingIOError):
-            os.read(woken, 4096)
-
-    def _watch_descriptors(self, poller: select.poll) -> float | None:
-        """Register the descriptor of each process with `poller`.
-
-        Call under `lock`.
-
-        Returns:
-            The seconds after which to look at processes without a descriptor; None if all have one.
-        """
-        limit = None
-        for task, process in self._processes.items():
-            pid, descriptor = self._descriptors.get(task, (0, -1))
-            if descriptor >= 0 and (not process.is_running() or pid != process.pid):
-                del self._descriptors[task]
-                os.close(descriptor)
-                descriptor = -1
-            if not process.is_running():
-                # It may have ended since the last look: then look again at once.
-                if process.has_ended() and self._ended.get(task) != process.pid:
-                    limit = 0.0
-                continue
-            if descriptor < 0:
-                descriptor = _descriptor_of(process.pid)
-                if descriptor >= 0:
-                    self._descriptors[task] = process.pid, descriptor
-            if descriptor < 0:
-                limit = _POLL_INTERVAL_S if limit is None else limit
-            else:
-                poller.register(descriptor, select.POLLIN)
-        return limit
-
-    def _wake_up(self) -> None:
-        if self._wake is not None:
-            # A full pipe wakes as well.
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._wake[1], b".")
-
-
-def _descriptor_of(pid: int) -> int:
-    """Return a file descriptor that is readable once a process has ended, -1 if there is none.
-
-    Some systems and sandboxes have none, and the process may have ended just now.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1

@@ -26,11 +26,7 @@ _TIME_LIMIT_S = 10.0
 
 
 def open_first_context(server_def: Any, host: str, port: int) -> None:
-    """Open a permanent context in a server of this machine before other processes connect to it.
-
-    Warns:
-        RuntimeWarning: the server has refused.
-    """
+    """Open a permanent context in a server of this machine before other processes connect to it."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     # The context contains only this task: it needs no other.
     task_def = type(server_def)(

@@ -36,10 +36,6 @@ def listen_address(description: ClusterDescription, bind: str | None = None) -> 
     Args:
         bind: a host name or an IP address of this machine; `0.0.0.0`, `::` and `*` stand for all.
             None (default) takes the host of the task's entry.
-
-    Raises:
-        ClusterConfigError: `bind` is not an address of this machine; or it is None, and the task's
-            entry is not an address of this machine that others can reach.
     """
     if bind is not None:
         return _asked_for(bind)
@@ -92,10 +88,6 @@ def coordinator_listen_address(
     Like `listen_address`, with the environment variable KERASPS_BIND as the argument `bind`. If the
     whole cluster is on the loopback, the variable is ignored: it is meant for the machine's network
     addresses.
-
-    Raises:
-        ClusterConfigError: KERASPS_BIND is not an address of this machine; or it is not set, and
-            the entry is not an address of this machine that others can reach.
     """
     host, _ = split_address(str(cluster.address))
     is_local = cluster.is_on_one_machine and is_loopback(host)

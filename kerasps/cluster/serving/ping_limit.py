@@ -51,14 +51,10 @@ _KNOWN_OPTION = b"grpc.max_receive_message_length"
 
 
 class PingLimit:
-    """The limit of the server that starts within `without_ping_limit`.
+    """The limit of the server that starts within `without_ping_limit`."""
 
-    Attributes:
-        is_lifted: True once a server without the limit has started.
-    """
-
-    def __init__(self) -> None:
-        self.is_lifted = False
+    # True once a server without the limit has started.
+    is_lifted = False
 
 
 @contextmanager

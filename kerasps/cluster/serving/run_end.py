@@ -142,12 +142,6 @@ class RunEndAnnouncer:
         self._server.server_close()
         self._thread.join()
 
-    def __enter__(self) -> RunEndAnnouncer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     def _missing(self) -> set[Task]:
         return self._tasks - self._state.answered
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from kerasps.runtime.calls import call_flat
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch, sent
-from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
+from kerasps.runtime.graph_optimizer import optimizing
 from kerasps.step.compute.derived_logs import DerivedLog
 from kerasps.step.compute.methods import ModelMethod
 from kerasps.step.compute.returned import MetricResult
@@ -171,7 +171,7 @@ class TracedStep:
         with self._lock:
             if key not in self._step_graphs:
                 spec = [self._element_spec] * num_steps if source_spec is None else source_spec
-                with optimizing(GraphOptimizer.LEAN):
+                with optimizing():
                     built = build_step_graph(
                         plan.redoing if is_redone else plan,
                         spec,
@@ -257,7 +257,7 @@ class TracedStep:
         One that adds its state to the worker's totals has none; `collect` returns the totals.
         """
         headers = [self._header(header)] if self.seeds else []
-        with optimizing(GraphOptimizer.LEAN):
+        with optimizing():
             if isinstance(source, list):
                 return graph(*([] if handles is None else [handles]), sent(source), *headers)
             outputs = call_flat(graph, [*(handles or []), source, *headers])

@@ -26,20 +26,12 @@ LEAST_SECONDS = 5.0
 
 
 def are_too_short(execution_steps: int, waiting: float) -> bool:
-    """Return whether longer executions would make a worker faster.
-
-    Args:
-        waiting: the share of its time that the worker waits for the coordinator.
-    """
+    """Return whether longer executions would make a worker faster."""
     return 0 < execution_steps < STEPS_PER_EXECUTION and waiting >= _WAITING_SHARE
 
 
 def worth_below(call_s: float) -> float:
-    """Return the time of an execution, in seconds, below which longer ones make a run faster.
-
-    Args:
-        call_s: what an execution costs beside its steps, in seconds.
-    """
+    """Return the time of an execution, in seconds, below which longer ones make a run faster."""
     return call_s / _WAITING_SHARE
 
 
@@ -62,12 +54,7 @@ def execution_advice(execution_steps: int, waiting: float) -> str:
 def advice_for(
     status: RunStatus, execution_steps: int, call_s: float | None = None
 ) -> tuple[str, ...]:
-    """Return advice on making a run faster, each a sentence with the number that it follows from.
-
-    Args:
-        execution_steps: the steps of an execution; 0 if none is done yet.
-        call_s: the measured seconds of a call that fetches results; None if there was none.
-    """
+    """Return advice on making a run faster, with the number that each follows from."""
     working = [worker.steps_per_second for worker in status.workers if worker.steps_per_second]
     # A worker that drives its own steps does not wait for a coordinator.
     if status.coordinator is None or len(working) < 2 or status.seconds < LEAST_SECONDS:

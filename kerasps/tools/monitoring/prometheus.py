@@ -46,13 +46,6 @@ class Endpoint:
 
     There is no access control: everyone who can connect to the address can read the status, but
     nobody can change anything.
-
-    Args:
-        read: returns the status, for `/metrics`.
-        describe: returns the content of `/status`, for JSON.
-
-    Raises:
-        OSError: this process cannot listen on the address.
     """
 
     def __init__(

@@ -58,9 +58,6 @@ class StatusReader:
     """Builds the status of a run on request.
 
     Thread: any.
-
-    Args:
-        local_tasks: the `LocalCluster` that it is connected to; None for any other cluster.
     """
 
     def __init__(self, host: MonitoredHost, local_tasks: LocalTasks | None) -> None:

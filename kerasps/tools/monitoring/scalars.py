@@ -79,9 +79,6 @@ def write_scalar(tag: str, value: float, step: int) -> None:
     """Write a scalar with the default writer, as `tf.summary.scalar` does.
 
     TensorFlow's function is in the package `tensorboard`, which TensorFlow 2.21 does not require.
-
-    Args:
-        value: it is written as float32.
     """
     metadata = tf.compat.v1.SummaryMetadata()
     metadata.plugin_data.plugin_name = "scalars"

@@ -168,9 +168,6 @@ def ask_running(pid: int | None = None) -> list[RunningProcess]:
     """Return this user's processes with a strategy on this machine, sorted by process id.
 
     It removes the sockets of processes that have ended.
-
-    Args:
-        pid: the only process to ask. Default None: all.
     """
     found = {}
     for path in (path for directory in directories() for path in _socket_files(directory)):

@@ -198,11 +198,7 @@ class RunStatus:
 def described(
     strategy: str, status: RunStatus, jobs: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Return a status for JSON, with the description of this process.
-
-    Args:
-        strategy: the `repr` of its strategy.
-    """
+    """Return a status for JSON, with the description of this process."""
     return {
         "pid": os.getpid(),
         "script": os.path.basename(sys.argv[0]) or "python",

@@ -97,11 +97,7 @@ class Listeners:
 def _listening(
     source: types.ModuleType | psutil.Process, *addresses: str
 ) -> Iterator[tuple[str, int | None]]:
-    """Yield the given addresses at which a process listens, with its id if psutil knows it.
-
-    Args:
-        source: `psutil` for all processes, or one `psutil.Process`.
-    """
+    """Yield the given addresses at which a process listens, with its id if psutil knows it."""
     places: dict[tuple[str, int], str] = {}
     for address in addresses:
         host, port = split_address(address)

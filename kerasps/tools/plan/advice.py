@@ -30,11 +30,7 @@ MEMORY_SHARE = 0.8
 def advice_for(
     plan: Plan, *, is_split: bool, is_16_bits: bool, overlaps: bool, memory: int | None = None
 ) -> tuple[Advice, ...]:
-    """Return advice on the training.
-
-    Args:
-        memory: a machine's memory in bytes. Default: that of this machine.
-    """
+    """Return advice on the training."""
     memory = memory_of_machine() if memory is None else memory
     found = [*_memory(plan, memory, is_split=is_split)]
     if not found or is_split:  # else the advice names the partitioner already

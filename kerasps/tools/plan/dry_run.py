@@ -23,15 +23,22 @@ VALUE_BYTES = 1 << 20
 ALL_VALUES_BYTES = 256 << 20
 
 
-class DryRun(threading.local):
-    """The state of the dry run of this process.
+class PlanError(BaseException):
+    """`kerasps plan` cannot plan the script. It is not an `Exception`, so that the script ends.
 
-    Attributes:
-        device: the device of the (missing) ps that this thread's operations are for; None if they
-            are for no ps.
+    A script that handles exceptions would otherwise continue, and might train.
     """
 
+
+class FirstStepReached(BaseException):
+    """Ends a script at its first step. It is not an `Exception`, which a script may handle."""
+
+
+class DryRun(threading.local):
+    """The state of the dry run of this process."""
+
     _room = ALL_VALUES_BYTES
+    # The device of the (missing) ps that this thread's operations are for.
     device: str | None = None
 
     def leaves_out(self, shape: tf.TensorShape, dtype: tf.DType) -> bool:
@@ -73,9 +80,6 @@ class HereInstead:
 
 def here_instead(name: str) -> tuple[str, str | None] | None:
     """Return the device of this process to use for a device, and the ps device that it replaces.
-
-    Args:
-        name: the name of a device. Without a job, it is a device of the current task.
 
     Returns:
         The device to use, and the device of the ps or None. None if `name` itself can be used.

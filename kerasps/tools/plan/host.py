@@ -14,7 +14,7 @@ from kerasps.base_host import BaseHost
 from kerasps.coordinator_host import CoordinatorHost
 from kerasps.inputs import Input
 from kerasps.step import Mode, TracedStep
-from kerasps.tools.plan.errors import FirstStepReached
+from kerasps.tools.plan.dry_run import FirstStepReached
 
 
 @dataclass(frozen=True)

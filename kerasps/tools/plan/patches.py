@@ -11,8 +11,7 @@ import tensorflow as tf
 from kerasps._private_names import FIT
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
-from kerasps.tools.plan.dry_run import DRY_RUN, HereInstead, here_instead
-from kerasps.tools.plan.errors import PlanError
+from kerasps.tools.plan.dry_run import DRY_RUN, HereInstead, PlanError, here_instead
 from kerasps.variables.rows.pooled_rows import PooledRows
 from kerasps.variables.storage.named import NamedVariable
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from kerasps import strategy
 from kerasps.hooks.patch import check_patched, install
 from kerasps.tools.plan.advice import advice_for
-from kerasps.tools.plan.errors import FirstStepReached, PlanError
+from kerasps.tools.plan.dry_run import FirstStepReached, PlanError
 from kerasps.tools.plan.host import FirstStep, PlannedHost
 from kerasps.tools.plan.measure import plan_of
 from kerasps.tools.plan.patches import PATCHES
@@ -46,9 +46,6 @@ def plan(
 
     Args:
         as_json: whether to print only JSON on stdout; the script's stdout then goes to stderr.
-
-    Returns:
-        The exit code: 0 with a plan, 1 without one.
     """
     _prepare(num_workers, num_ps)
     plans: list[Plan | Exception] = []

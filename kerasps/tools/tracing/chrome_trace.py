@@ -21,11 +21,7 @@ _NAMES = {"chief": "coordinator", "worker": "worker", "ps": "ps"}
 
 
 class ChromeTrace:
-    """The content of a trace file: a process for each task, and in it a track for each phase.
-
-    Args:
-        origin: the zero of the file's times, in nanoseconds.
-    """
+    """The content of a trace file: a process for each task, and in it a track for each phase."""
 
     def __init__(self, origin: float) -> None:
         self._origin = origin
@@ -94,11 +90,7 @@ def write_trace(
     missing: Mapping[Task, str],
     moves: Mapping[Task, float],
 ) -> None:
-    """Write the events of the tasks for some steps.
-
-    Args:
-        moves: the nanoseconds by which the clock of each task was moved.
-    """
+    """Write the events of the tasks for some steps."""
     begins = [step.waited_from for step in steps]
     begins += [
         task_events.begin

@@ -30,11 +30,7 @@ class Asked:
 def aligned(
     events: Mapping[Task, TaskEvents], asked: Mapping[Task, Asked]
 ) -> tuple[dict[Task, TaskEvents], dict[Task, float]]:
-    """Return events on one clock, and the nanoseconds by which each task's clock was moved.
-
-    Args:
-        asked: the times when this process asked each task.
-    """
+    """Return events on one clock, and the nanoseconds by which each task's clock was moved."""
     moves = {}
     for task, task_events in events.items():
         least, most = float("-inf"), float("inf")

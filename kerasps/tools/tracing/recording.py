@@ -95,11 +95,7 @@ class Recording:
             thread.start()
 
     def stop(self, answer_s: float = _ANSWER_S, fetch_s: float = _FETCH_S) -> None:
-        """Tell every task to stop, and wait for the recordings.
-
-        Args:
-            fetch_s: the seconds for all tasks to send their recordings. Default 60.
-        """
+        """Tell every task to stop, and wait for the recordings."""
         import grpc
 
         request = _MESSAGES["TerminateRequest"](session_id=self._session).SerializeToString()

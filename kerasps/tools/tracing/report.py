@@ -22,22 +22,18 @@ _PROFILES = Path("plugins", "profile")
 
 @dataclass(frozen=True)
 class Report:
-    """A trace that was written.
+    """A trace that was written."""
 
-    Attributes:
-        file: the file for Perfetto.
-        num_steps: the steps in it.
-        limit: a sentence about what limits the training; empty if the trace holds no step.
-        shares: for each worker, the share of its time for each activity.
-        missing: the reason for each task that is missing in it.
-        remedy: a sentence about what to change; empty if none is known.
-    """
-
+    # The file for Perfetto.
     file: Path
     num_steps: int
+    # A sentence about what limits the training; empty if the trace holds no step.
     limit: str
+    # For each worker, the share of its time for each activity.
     shares: dict[int, dict[str, float]]
+    # The reason for each task that is missing in it.
     missing: dict[Task, str]
+    # A sentence about what to change; empty if none is known.
     remedy: str = ""
 
     def __str__(self) -> str:
@@ -73,14 +69,7 @@ def write_report(
     recording: Recording,
     num_steps: int | None,
 ) -> Report:
-    """Write the files of a recording that has stopped.
-
-    Args:
-        num_steps: the number of steps to keep; None for all.
-
-    Raises:
-        OSError: the files cannot be written.
-    """
+    """Write the files of a recording that has stopped."""
     folder = log_dir / _PROFILES / run
     folder.mkdir(parents=True, exist_ok=True)
     for (job, index), content in recording.contents.items():

@@ -35,11 +35,7 @@ _LIST_DEVICES = (
 
 
 def report_environment() -> int:
-    """Print versions, platform, memory, devices, environment variables and a check of TF_CONFIG.
-
-    Returns:
-        The exit code: 1 if TF_CONFIG is set and wrong, else 0.
-    """
+    """Print versions, platform, memory, devices, environment variables and a check of TF_CONFIG."""
     _line("kerasps", __version__)
     _line("python", f"{platform.python_version()} ({sys.executable})")
     for package in ("keras", "tensorflow", "grpcio", "protobuf", "numpy"):

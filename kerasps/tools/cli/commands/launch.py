@@ -12,9 +12,8 @@ import signal
 import warnings
 from collections.abc import Iterator, Sequence
 
-from kerasps.cluster.local.launched_cluster import LaunchedCluster
+from kerasps.cluster.local.launched_cluster import LaunchedCluster, LocalPS
 from kerasps.cluster.local.local_cluster import LocalCluster, task_watch_of
-from kerasps.cluster.local.local_ps import LocalPS
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
@@ -40,17 +39,6 @@ def launch(
     """Start a cluster, run a command as its coordinator, and close the cluster.
 
     Thread: the main thread, whose signal handlers it replaces during the call.
-
-    Args:
-        mode: `"coordinator"` (default) runs the command once, as the coordinator; `"worker"` runs
-            it as each worker, without a coordinator.
-
-    Returns:
-        The exit code of the command, or 128 + N if signal N ended it; 1 if it was 0 and the
-        evaluator failed.
-
-    Raises:
-        TaskStartError: the cluster did not start.
     """
     received: list[signal.Signals] = []
     try:
@@ -68,7 +56,7 @@ def launch(
                 signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
                 cluster,
                 _start_evaluator(evaluator, cluster, has_logs=log_dir is not None) as beside,
-                _run_of(command, cluster, max_restarts) as run,
+                contextlib.closing(_run_of(command, cluster, max_restarts)) as run,
             ):
                 code = _run_to_the_end(run, cluster, received, beside, evaluator_timeout)
     except EndedBySignal as ended:
@@ -81,15 +69,11 @@ def launch(
 def _start_evaluator(
     command: Sequence[str] | None, cluster: LocalCluster, *, has_logs: bool
 ) -> contextlib.AbstractContextManager[EvaluatorProcess | None]:
-    """Start an evaluator's process; return its context, or one of None without a command.
-
-    Args:
-        has_logs: whether its log goes to the cluster's directory, False for this terminal.
-    """
+    """Start an evaluator's process; return its context, or one of None without a command."""
     if command is None:
         return contextlib.nullcontext()
     logs = cluster.log_dir if has_logs else None
-    return EvaluatorProcess(command, cluster.description, logs)
+    return contextlib.closing(EvaluatorProcess(command, cluster.description, logs))
 
 
 def _run_to_the_end(
@@ -99,14 +83,7 @@ def _run_to_the_end(
     evaluator: EvaluatorProcess | None,
     evaluator_timeout: float,
 ) -> int:
-    """Run the command to its end, close the cluster, and wait for the evaluator.
-
-    Returns:
-        The exit code of the command; 1 if it was 0 and the evaluator failed.
-
-    Raises:
-        TaskStartError: the cluster did not start.
-    """
+    """Run the command to its end, close the cluster, and wait for the evaluator."""
     try:
         code = run.until_the_end(received, evaluator)
     finally:

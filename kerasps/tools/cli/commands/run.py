@@ -146,11 +146,7 @@ def _add_settings(run: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run this node, and return its exit code.
-
-    Raises:
-        ClusterConfigError: this node has no role, or its cluster's description is wrong.
-    """
+    """Run this node, and return its exit code."""
     mode = args.mode
     if args.chief is not None:
         # A task that restarts its process reads it from there too.

@@ -64,11 +64,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the task that TF_CONFIG names; does not return.
-
-    Raises:
-        ClusterConfigError: TF_CONFIG is wrong, or its task is not a worker or ps.
-    """
+    """Serve the task that TF_CONFIG names; does not return."""
     from kerasps.tools.cli.nodes.served_task import end_with_chief, serve_task
 
     description = read_tf_config(needs_chief=False, may_be_sparse=True)

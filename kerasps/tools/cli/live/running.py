@@ -23,9 +23,6 @@ def chosen_run(
         command: the command that asks, such as `"kerasps top"`.
         advice: more advice for the error if there is no run. Default: nothing.
         one_of_cluster: whether the processes that drive one cluster's workers count as one run.
-
-    Raises:
-        RunNotFoundError: there is no such run, or there are several.
     """
     running = ask_running(pid)
     if running and (pid is not None or len(running) == 1):

@@ -42,9 +42,6 @@ def show(target: str | None, *, once: bool, as_json: bool, interval_s: float) ->
         target: the process id, or the `"host:port"` of a `ClusterMonitor`. None: the only run of
             this user on this machine.
         once: whether to show it once. This also holds if the output is not a terminal.
-
-    Raises:
-        KeraspsError: there is no such run, or there are several.
     """
     ask = _chosen(target)
     console = Console()
@@ -127,11 +124,7 @@ def _of_address(target: str) -> Ask:
 
 
 def _checked(reply: object, source: str) -> Fields:
-    """Return a reply that holds a status.
-
-    Raises:
-        RunNotFoundError: it holds none.
-    """
+    """Return a reply that holds a status."""
     if not isinstance(reply, dict) or "status" not in reply:
         error = reply.get("error", reply) if isinstance(reply, dict) else reply
         raise RunNotFoundError(

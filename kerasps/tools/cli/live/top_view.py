@@ -39,12 +39,7 @@ _STYLES = {
 
 
 def view(reply: Fields, width: int) -> RenderableType:
-    """Return the view of a reply.
-
-    Args:
-        reply: a run's reply (see `monitoring.status.described`).
-        width: the width of the terminal. A table that is wider loses its last columns.
-    """
+    """Return the view of a reply."""
     status = status_of(reply["status"])
     head = Text(f"{reply.get('script', '')} (process {reply.get('pid', '?')})  ", style="bold")
     head.append(str(reply.get("strategy", "")), style="dim")

@@ -21,11 +21,6 @@ def trace_running(log_dir: str, seconds: float, pid: int | None) -> int:
     Args:
         pid: the process of the training's script on this machine. None takes the cluster in
             TF_CONFIG, else that of the only training on this machine.
-
-    Raises:
-        ClusterConfigError: the time is too long.
-        RunNotFoundError: there is no training, or more than one.
-        TaskUnreachableError: no task has answered.
     """
     if seconds > MAX_SECONDS:
         raise ClusterConfigError(

@@ -104,7 +104,8 @@ def train(command: Sequence[str], description: ClusterDescription, options: Node
         wait_for_port(description, options, received)
         # No grace period: tasks that hear nothing from the chief restart.
         state = RunState(options.max_restarts, code_of_lost=CODE_OF_LOST, death_grace_s=0.0)
-        with ScriptRun(command, description, state, NAME, _script_variables(options)) as run:
+        run = ScriptRun(command, description, state, NAME, _script_variables(options))
+        with contextlib.closing(run):
             code = run.until_the_end(received)
             if signal.SIGINT in received and code != 0:
                 code = 128 + signal.SIGINT
@@ -159,7 +160,7 @@ def _announce(
     except (OSError, ClusterConfigError) as exc:
         say(f"cannot tell the tasks that the run has ended: {exc}")
         return code
-    with announcer:
+    with contextlib.closing(announcer):
         limit = _ANNOUNCE_AFTER_SIGNAL_S if received else _ANNOUNCE_S
         missing = announcer.finish(limit, is_hurried=lambda: len(received) > before)
     if missing:
@@ -181,7 +182,8 @@ def drive(command: Sequence[str], description: ClusterDescription, options: Node
         wait_for_port(description, options, received)
         env = script_environment(description, {**os.environ, **_script_variables(options)})
         watch = None if is_chief else _watch(description, options)
-        with DrivenScript(command, env, options.max_restarts, say) as script:
+        script = DrivenScript(command, env, options.max_restarts, say)
+        with contextlib.closing(script):
             code = script.until_the_end(received, watch)
             idle = idle_tasks(script.strategies, description, driven=True)
             # A late one, which the end of the run ended, had nothing to do.
@@ -199,11 +201,7 @@ def _watch(description: ClusterDescription, options: NodeOptions) -> RunEndWatch
 
 
 def evaluate(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:
-    """Run the script as the evaluator, and tell it when the training is over.
-
-    Returns:
-        The exit code of the script if that is not 0, else that of the run.
-    """
+    """Run the script as the evaluator, and tell it when the training is over."""
     received: list[signal.Signals] = []
     watch = _watch(description, options)
     env = script_environment(description, os.environ)
@@ -281,9 +279,6 @@ def wait_for_port(
 
     The script of the same task may have ended just now. If it runs on, such as where the command
     was given twice, this script must not start beside it.
-
-    Raises:
-        TaskStartError: the port is in use.
     """
     address = str(description.address)
     try:

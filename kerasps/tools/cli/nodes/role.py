@@ -47,11 +47,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class RoleOptions:
-    """The options of the command line about the roles of nodes.
-
-    Args:
-        needs_chief: whether a chief must be listed, as for `read_tf_config`.
-    """
+    """The options of the command line about the roles of nodes."""
 
     role: str | None = None
     index: int | None = None
@@ -86,9 +82,6 @@ def find_role(options: RoleOptions, variables: Mapping[str, str], hostname: str)
 
     The order is: the options, TF_CONFIG, Vertex AI's CLUSTER_SPEC, the variables of JobSet, those
     of Slurm, those of SageMaker.
-
-    Raises:
-        ClusterConfigError: no source has a role, or the first that has one is wrong.
     """
     sizes = options.sizes
     if options.hosts is not None:

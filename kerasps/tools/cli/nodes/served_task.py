@@ -99,11 +99,7 @@ def _printing_as(name: str) -> Callable[..., None]:
 
 
 def end_with_chief(description: ClusterDescription, mode: str) -> End:
-    """Return a watch that ends a task of `kerasps serve` with its chief.
-
-    Raises:
-        ClusterConfigError: the cluster's description does not include the chief.
-    """
+    """Return a watch that ends a task of `kerasps serve` with its chief."""
     chief = chief_of(description)
     if chief is None:
         raise ClusterConfigError(

@@ -40,11 +40,7 @@ class DrivenScript:
         self._kill_at: float | None = None
 
     def until_the_end(self, received: list[signal.Signals], watch: RunEndWatch | None) -> int:
-        """Run the script with its restarts, and return the exit code of this node.
-
-        Args:
-            received: the signals that this process has received, in order; the list grows.
-        """
+        """Run the script with its restarts, and return the exit code of this node."""
         signals = Signals(received)
         while True:
             for number in signals.to_pass_on(signals.new()):
@@ -68,10 +64,8 @@ class DrivenScript:
         """True if the run had ended before the script took part."""
         return self._kill_at is not None
 
-    def __enter__(self) -> DrivenScript:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def close(self) -> None:
+        """Kill the script if it still runs."""
         self._script.close()
 
     def _poll(self) -> int | None:

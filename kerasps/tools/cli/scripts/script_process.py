@@ -85,11 +85,7 @@ class ScriptProcess:
 def idle_tasks(
     strategies: Collection[str], description: ClusterDescription, *, driven: bool = False
 ) -> str | None:
-    """Return a sentence if a script that succeeded has not used the cluster, else None.
-
-    Args:
-        driven: True if each worker runs the script. Default False.
-    """
+    """Return a sentence if a script that succeeded has not used the cluster, else None."""
     if "connected" in strategies:
         return None
     jobs = description.jobs

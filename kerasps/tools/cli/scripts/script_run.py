@@ -88,14 +88,7 @@ class ScriptRun:
     def until_the_end(
         self, received: list[signal.Signals], evaluator: EvaluatorProcess | None = None
     ) -> int:
-        """Run the script with its restarts, and return the exit code.
-
-        Args:
-            received: the signals that the launcher has received, in order; the list grows.
-
-        Raises:
-            TaskStartError: the tasks did not start.
-        """
+        """Run the script with its restarts, and return the exit code."""
         signals = Signals(received)
         self._script = ScriptProcess(self._command, self._env)
         while True:
@@ -122,12 +115,6 @@ class ScriptRun:
         if self._script is not None:
             self._script.close()
             self._script = None
-
-    def __enter__(self) -> ScriptRun:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def end_forks_of_script(self) -> None:
         """Kill forks of the ended script that keep its port from the next one, and say so."""

@@ -9,8 +9,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 
+from kerasps.cluster.local.launched_cluster import LocalPS
 from kerasps.cluster.local.local_cluster import task_watch_of
-from kerasps.cluster.local.local_ps import LocalPS
 from kerasps.cluster.processes.logs import open_log
 from kerasps.cluster.processes.process import describe_exit_code
 from kerasps.cluster.processes.restarts import RestartBudget
@@ -61,9 +61,6 @@ class WorkerRun:
         """Run the workers until all have ended, and return the exit code.
 
         It is the chief's, or if that is 0, the first of the others' that is not 0.
-
-        Args:
-            received: the signals that the launcher has received, in order; the list grows.
         """
         signals = Signals(received)
         for worker in range(len(self._cluster.description.jobs["worker"])):
@@ -94,12 +91,6 @@ class WorkerRun:
             process.wait(max(0.0, deadline - time.monotonic()))
             process.close()
         self._processes.clear()
-
-    def __enter__(self) -> WorkerRun:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _start(self, worker: int) -> None:
         env = self._cluster.worker_environment(worker)
