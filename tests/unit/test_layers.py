@@ -102,7 +102,7 @@ LINES = {
     "layers": 540,
     "inputs": 2490,
     "step": 12790,
-    "training": 7270,
+    "training": 7280,
     "saving": 2500,
     "hooks": 1370,
     "metrics": 530,
@@ -110,7 +110,7 @@ LINES = {
     "worker_driven": 1970,
     "tools": 7630,
     "root": 3200,
-    "tests": 53800,
+    "tests": 53880,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
