@@ -300,7 +300,7 @@ def main() -> int:
     parser.add_argument(
         "--file-timeout",
         type=float,
-        default=1200,
+        default=7200,
         help="seconds for one file; default: %(default)s",
     )
     parser.add_argument(
