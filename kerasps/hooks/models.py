@@ -109,14 +109,3 @@ def exported(original: Original, obj: object, *args: object, **kwargs: object) -
     with exporting():
         track_stand_ins(obj)
         return original(obj, *args, **kwargs)
-
-
-def naming_tasks(function: Callable[..., object]) -> Callable[..., Any]:
-    """Return a hook that calls `function` and turns TensorFlow's errors into ours."""
-
-    @functools.wraps(function)
-    def hook(*args: object, **kwargs: object) -> Any:
-        with translated_errors(connected_host()):
-            return function(*args, **kwargs)
-
-    return hook

@@ -134,11 +134,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch("saved_model", "save_and_return_nodes", models.exported, EXPORTS,
           _EXPORTING, TENSORFLOW, "saved_model.save"),
     Patch("MultiDeviceSaver", "__init__", saving.make_saver, CHECKPOINTS,
-          "our saver writes and reads variables in shards", TENSORFLOW),
-    Patch("MultiDeviceSaver", "save", models.naming_tasks(saving.save_checkpoint), CHECKPOINTS,
-          "uses an absolute path, and a device that can access it", TENSORFLOW),
-    Patch("MultiDeviceSaver", "restore", models.naming_tasks(saving.restore_checkpoint),
-          CHECKPOINTS, "uses an absolute path, and a device that can access it", TENSORFLOW),
+          "makes our saver: absolute paths, devices that can access them, variables in shards",
+          TENSORFLOW),
     # TensorFlow's housekeeping.
     Patch("tensorflow.compat.v1", "reset_default_graph", functions.reset_default_graph, FIT,
           "keeps the threads' scopes when `keras.utils.clear_session` calls it", TENSORFLOW),

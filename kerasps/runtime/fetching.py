@@ -44,10 +44,12 @@ def sent(tensors: object) -> Any:
     A call of a function waits until its arguments have arrived. If TensorFlow sends them implicitly
     and reconnects a worker meanwhile, the arrival of arguments in flight is never reported, and the
     call waits for ever. An operation does not wait for its arguments. A function does not wait for
-    an argument of one element.
+    an argument of one element. None, for an input that a model can do without, stays None.
     """
     flat = tf.nest.flatten(tensors, expand_composites=True)
-    return tf.nest.pack_sequence_as(tensors, tf.identity_n(flat), expand_composites=True)
+    passed_on = iter(tf.identity_n([tensor for tensor in flat if tensor is not None]))
+    flat = [None if tensor is None else next(passed_on) for tensor in flat]
+    return tf.nest.pack_sequence_as(tensors, flat, expand_composites=True)
 
 
 def _function(specs: tuple[tf.TensorSpec, ...]) -> Any:

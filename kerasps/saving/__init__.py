@@ -8,7 +8,7 @@ has to hold one.
 from __future__ import annotations
 
 from kerasps.saving.backups import BackupStore
-from kerasps.saving.checkpoints import make_saver, restore_checkpoint, save_checkpoint
+from kerasps.saving.checkpoints import make_saver
 from kerasps.saving.keras_files import (
     back_up,
     get_entry,
@@ -32,8 +32,6 @@ __all__ = [
     "load_weights",
     "make_saver",
     "restore_backup",
-    "restore_checkpoint",
-    "save_checkpoint",
     "save_model",
     "save_optimizer",
     "save_weights",

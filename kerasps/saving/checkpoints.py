@@ -21,11 +21,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.dynamic.row_files import TableValue
 from kerasps.runtime.calls import persist
-from kerasps.runtime.connected import connected_strategy
+from kerasps.runtime.connected import connected_host, connected_strategy
 from kerasps.runtime.devices import COORDINATOR_CPU
-from kerasps.runtime.errors import lost_ps
+from kerasps.runtime.errors import lost_ps, translated_errors
 from kerasps.saving.damage import naming_damaged_checkpoint
 from kerasps.saving.stored_values import (
     Stored,
@@ -64,17 +65,35 @@ class _Chunk:
         slices = [f"{self.rows.start},{len(self.rows)}", *("-" for _ in shape[1:])]
         return " ".join(map(str, shape)) + " " + ":".join(slices)
 
+    def restore(self, prefix: str) -> None:
+        """Read the chunk from a checkpoint, and write it to the variable."""
+        with tf.device(self.device):
+            (value,) = tf.raw_ops.RestoreV2(
+                prefix=prefix,
+                tensor_names=[self.key],
+                shape_and_slices=[self.spec],
+                dtypes=[self.stored.dtype],
+            )
+        # A slice that another program wrote may be larger than a chunk, so write it in steps.
+        step = max(1, CHUNK_BYTES // row_bytes(self.stored))
+        for start in range(self.rows.start, self.rows.stop, step):
+            rows = range(start, min(start + step, self.rows.stop))
+            with tf.device(self.device):
+                rows_value = value[start - self.rows.start : rows.stop - self.rows.start]
+            self.stored.write(rows, rows_value, self.device)
+
 
 class ShardedSaver:
     """Writes and reads the sharded variables, and tables without a vocabulary, of one checkpoint.
 
-    TensorFlow's saver writes the other variables, and calls this one as a registered saver.
+    TensorFlow's saver writes the other variables.
     """
 
     def __init__(self, values: Mapping[str, WholeValue | TableValue]) -> None:
         self._values = dict(values)
-        self._prefix = ""
-        self._io_device: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     @property
     def devices(self) -> set[str]:
@@ -83,22 +102,15 @@ class ShardedSaver:
             str(shard.device) for value in self._values.values() for shard in value.storage.shards
         }
 
-    def prepare(self, prefix: str, io_device: str | None) -> None:
-        """Set the place of the checkpoint. Call before `save` and `restore`."""
-        self._prefix, self._io_device = prefix, io_device
-
-    def save(self, unused_prefix: tf.Tensor) -> list[tf.Tensor]:
-        """Write the variables into separate files.
+    def save(self, prefix: str, io_device: str | None) -> list[str]:
+        """Write the variables into separate files, on `io_device` or else on the ps.
 
         Returns the prefixes of these files, for TensorFlow to merge.
         """
-        del unused_prefix
         # An optimizer has many variables, so small chunks share a file, up to the size of a chunk.
         batches: dict[str, list[list[_Chunk]]] = {}
-        with tf.init_scope():  # TensorFlow traces a function meanwhile
-            values = stored_now(self._values)
-        for key, stored in values.items():
-            for chunk in self._chunks(key, stored, stored.chunks()):
+        for key, stored in stored_now(self._values).items():
+            for chunk in _chunks(key, stored, stored.chunks(), io_device):
                 of_device = batches.setdefault(chunk.device, [[]])
                 if (
                     of_device[-1]
@@ -107,33 +119,30 @@ class ShardedSaver:
                     of_device.append([])
                 of_device[-1].append(chunk)
         prefixes = {
-            device: [
-                f"{self._prefix}_temp/shards-{task}-{index}" for index in range(len(of_device))
-            ]
+            device: [f"{prefix}_temp/shards-{task}-{index}" for index in range(len(of_device))]
             for task, (device, of_device) in enumerate(batches.items())
         }
 
         def write(device: str) -> None:
-            for prefix, batch in zip(prefixes[device], batches[device], strict=True):
+            for part, batch in zip(prefixes[device], batches[device], strict=True):
                 tensors = [chunk.stored.read(chunk.rows, device) for chunk in batch]
                 with tf.device(device):
                     tf.raw_ops.SaveV2(
-                        prefix=prefix,
+                        prefix=part,
                         tensor_names=[chunk.key for chunk in batch],
                         shape_and_slices=[chunk.spec for chunk in batch],
                         tensors=tensors,
                     )
 
         _at_once(write, batches)
-        return [tf.constant(prefix) for of_device in prefixes.values() for prefix in of_device]
+        return [part for of_device in prefixes.values() for part in of_device]
 
-    def restore(self, unused_prefix: tf.Tensor) -> None:
-        """Read the variables.
+    def restore(self, prefix: str, io_device: str | None) -> None:
+        """Read the variables, on `io_device` or else on the ps.
 
         Raises ValueError if a value in the checkpoint has another shape than its variable.
         """
-        del unused_prefix
-        reader = tf.train.load_checkpoint(self._prefix)
+        reader = tf.train.load_checkpoint(prefix)
         shapes, content = reader.get_variable_to_shape_map(), reader.debug_string()
         small: dict[str, list[_Chunk]] = {}
         large: list[_Chunk] = []
@@ -148,7 +157,7 @@ class ShardedSaver:
                 raise ValueError(
                     "A checkpoint has a value of another shape than the variable "
                     f"'{value.storage.name}'. Expected: {tuple(stored.shape)}. Received: "
-                    f"{tuple(shapes[key])} for '{key}' in {self._prefix}. Restore it into a model "
+                    f"{tuple(shapes[key])} for '{key}' in {prefix}. Restore it into a model "
                     "of the size that was saved."
                 )
             restored.append(stored)
@@ -158,7 +167,7 @@ class ShardedSaver:
             # a chunk, all ps may read at the same time.
             num_stored = _stored_rows(content, key)
             if num_stored * row_bytes(stored) <= 2 * CHUNK_BYTES:
-                for chunk in self._chunks(key, stored, stored.chunks()):
+                for chunk in _chunks(key, stored, stored.chunks(), io_device):
                     small.setdefault(chunk.device, []).append(chunk)
             else:
                 num_rows = shapes[key][0]
@@ -166,37 +175,90 @@ class ShardedSaver:
                     range(start, min(start + num_stored, num_rows))
                     for start in range(0, num_rows, num_stored)
                 ]
-                large += self._chunks(key, stored, ranges)
-        _at_once(self._read, small.values())
-        _at_once(self._read, [large])  # one after the other, to have only one in memory
+                large += _chunks(key, stored, ranges, io_device)
+
+        def read(chunks: Iterable[_Chunk]) -> None:
+            for chunk in chunks:
+                chunk.restore(prefix)
+
+        _at_once(read, small.values())
+        _at_once(read, [large])  # one after the other, to have only one in memory
         _at_once(_finish, [restored])
 
-    def _read(self, work: Iterable[_Chunk]) -> None:
-        for chunk in work:
-            with tf.device(chunk.device):
-                (value,) = tf.raw_ops.RestoreV2(
-                    prefix=self._prefix,
-                    tensor_names=[chunk.key],
-                    shape_and_slices=[chunk.spec],
-                    dtypes=[chunk.stored.dtype],
-                )
-            # A slice that another program wrote may be larger than a chunk, so write it in steps.
-            step = max(1, CHUNK_BYTES // row_bytes(chunk.stored))
-            for start in range(chunk.rows.start, chunk.rows.stop, step):
-                rows = range(start, min(start + step, chunk.rows.stop))
-                with tf.device(chunk.device):
-                    rows_value = value[start - chunk.rows.start : rows.stop - chunk.rows.start]
-                chunk.stored.write(rows, rows_value, chunk.device)
 
-    def _chunks(self, key: str, stored: Stored, ranges: Sequence[range]) -> list[_Chunk]:
-        # With two shards, the first shard's ps handles the first half of the ranges, and so on. In
-        # the `div` layout these are mostly its own rows.
-        on = stored.devices
-        devices = [on[index * len(on) // len(ranges)] for index in range(len(ranges))]
-        return [
-            _Chunk(key, stored, rows, self._io_device or device)
-            for rows, device in zip(ranges, devices, strict=True)
-        ]
+def _chunks(
+    key: str, stored: Stored, ranges: Sequence[range], io_device: str | None
+) -> list[_Chunk]:
+    # With two shards, the first shard's ps handles the first half of the ranges, and so on. In
+    # the `div` layout these are mostly its own rows.
+    on = stored.devices
+    devices = [on[index * len(on) // len(ranges)] for index in range(len(ranges))]
+    return [
+        _Chunk(key, stored, rows, io_device or device)
+        for rows, device in zip(ranges, devices, strict=True)
+    ]
+
+
+class CheckpointSaver(_compat.base_class("MultiDeviceSaver")):  # type: ignore[misc]
+    """TensorFlow's saver of a checkpoint, at an absolute path, with sharded variables.
+
+    The ps write and read the checkpoint if they all see its directory, and else the coordinator.
+    The path is absolute since working directories of tasks differ.
+    """
+
+    kerasps_sharded: ShardedSaver
+    # The devices of ps that have a value of the checkpoint.
+    kerasps_devices: set[str]
+
+    def save(self, file_prefix: object, options: tf.train.CheckpointOptions | None = None) -> Any:
+        """Save the checkpoint."""
+        with translated_errors(connected_host()):
+            wait_for_steps()
+            if not tf.executing_eagerly() or not self.kerasps_devices:
+                return super().save(file_prefix, options)
+            prefix = _absolute(file_prefix)
+            directory = os.path.dirname(prefix)
+            tf.io.gfile.makedirs(directory)
+            # A directory of this name on a ps may be another one: is a new file there too?
+            probe = os.path.join(directory, f".probe-{uuid.uuid4().hex}")
+            with tf.io.gfile.GFile(probe, "w") as file:
+                file.write("Made to learn which tasks see this directory; can be deleted.")
+            try:
+                reaching = _reaching(self.kerasps_devices, options, probe)
+            finally:
+                tf.io.gfile.remove(probe)
+            return _persist(lambda: self._save(prefix, reaching))
+
+    def _save(self, prefix: str, options: tf.train.CheckpointOptions) -> Any:
+        if not self.kerasps_sharded:
+            return super().save(_here(prefix), options)
+        parts = self.kerasps_sharded.save(prefix, options.experimental_io_device)
+        parts.append(f"{prefix}_temp/whole")
+        super().save(_here(parts[-1]), options)
+        with tf.device(options.experimental_io_device or min(self.kerasps_devices)):
+            return tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=True
+            )
+
+    def restore(
+        self, file_prefix: object, options: tf.train.CheckpointOptions | None = None
+    ) -> Any:
+        """Restore the checkpoint."""
+        with translated_errors(connected_host()):
+            if not tf.executing_eagerly() or not self.kerasps_devices:
+                return super().restore(file_prefix, options)
+            if not connected_strategy().extended.restores:
+                return {}  # another process restores it
+            prefix = _absolute(file_prefix)
+            with naming_damaged_checkpoint(prefix):
+                reaching = _reaching(self.kerasps_devices, options, f"{prefix}.index")
+                return _persist(lambda: self._restore(prefix, reaching))
+
+    def _restore(self, prefix: str, options: tf.train.CheckpointOptions) -> Any:
+        restored = super().restore(_here(prefix), options)
+        if self.kerasps_sharded:
+            self.kerasps_sharded.restore(prefix, options.experimental_io_device)
+        return restored
 
 
 def make_saver(
@@ -206,10 +268,7 @@ def make_saver(
     *args: object,
     **kwargs: object,
 ) -> None:
-    """Initialize a `MultiDeviceSaver`, and leave sharded variables to a `ShardedSaver`.
-
-    Replaces its `__init__`.
-    """
+    """Initialize a `MultiDeviceSaver` as a `CheckpointSaver`. Replaces its `__init__`."""
     # The same type as TensorFlow's argument: a dictionary of objects by identity.
     others = type(serialized_tensors)()
     values = {}
@@ -223,68 +282,25 @@ def make_saver(
         if not mine:
             others[trackable] = tensors
     original(saver, others, *args, **kwargs)
-    if values:
-        sharded = ShardedSaver(values)
-        saver.kerasps_sharded = sharded
-        saver._registered_savers["kerasps"] = sharded.save, sharded.restore
+    saver.__class__ = CheckpointSaver
+    saver.kerasps_sharded = ShardedSaver(values)
+    saver.kerasps_devices = saver.kerasps_sharded.devices | _ps_devices(others.values())
 
 
-def save_checkpoint(
-    original: Callable[..., object],
-    saver: Any,
-    file_prefix: object,
-    options: tf.train.CheckpointOptions | None = None,
-) -> Any:
-    """Save a checkpoint to an absolute path; the ps write it if they all see its directory.
-
-    Replaces `MultiDeviceSaver.save`. The path is absolute since working directories of tasks
-    differ.
-    """
-    wait_for_steps()
-    if not tf.executing_eagerly() or not _ps_devices(saver):
-        return original(saver, file_prefix, options)
-    prefix = _absolute(file_prefix)
-    directory = os.path.dirname(prefix)
-    tf.io.gfile.makedirs(directory)
-    # A directory of this name on a ps may be another one, so write a file and look for it there.
-    probe = os.path.join(directory, f".probe-{uuid.uuid4().hex}")
-    with tf.io.gfile.GFile(probe, "w") as file:
-        file.write("Made to learn which tasks see this directory; can be deleted.")
-    try:
-        options = _reaching(saver, options, probe)
-    finally:
-        tf.io.gfile.remove(probe)
-    return _run(original, saver, prefix, options)
+def _ps_devices(tensors: Iterable[object]) -> set[str]:
+    """Return the CPUs of the ps that hold tensors, or what stands for them in a checkpoint."""
+    devices = {str(tensor.device) for tensor in tf.nest.flatten(list(tensors))}
+    specs = map(tf.DeviceSpec.from_string, devices)
+    return {
+        spec.replace(device_type="CPU", device_index=0).to_string()
+        for spec in specs
+        if spec.job == "ps"
+    }
 
 
-def restore_checkpoint(
-    original: Callable[..., object],
-    saver: Any,
-    file_prefix: object,
-    options: tf.train.CheckpointOptions | None = None,
-) -> Any:
-    """Restore a checkpoint; the ps read it if they all see its files.
-
-    Replaces `MultiDeviceSaver.restore`.
-    """
-    if not tf.executing_eagerly() or not _ps_devices(saver):
-        return original(saver, file_prefix, options)
-    if not connected_strategy().extended.restores:
-        return {}  # another process restores it
-    prefix = _absolute(file_prefix)
-    with naming_damaged_checkpoint(prefix):
-        return _run(original, saver, prefix, _reaching(saver, options, f"{prefix}.index"))
-
-
-def _run(
-    original: Callable[..., object], saver: Any, prefix: str, options: tf.train.CheckpointOptions
-) -> Any:
-    sharded = getattr(saver, "kerasps_sharded", None)
-    if sharded is not None:
-        sharded.prepare(prefix, options.experimental_io_device)
+def _here(prefix: str) -> tf.Tensor:
     with tf.device(COORDINATOR_CPU):
-        file_prefix = tf.constant(prefix)
-    return _persist(lambda: original(saver, file_prefix, options))
+        return tf.constant(prefix)
 
 
 def _persist(call: Callable[[], object]) -> Any:
@@ -292,12 +308,12 @@ def _persist(call: Callable[[], object]) -> Any:
     return persist(call, when=lambda error: lost_ps(error) is not None)
 
 
-def _reaching(saver: Any, options: tf.train.CheckpointOptions, path: str) -> Any:
+def _reaching(devices: Iterable[str], options: tf.train.CheckpointOptions | None, path: str) -> Any:
     """Return the options, with the coordinator as I/O device unless every ps sees `path`."""
     options = options or tf.train.CheckpointOptions()
     io_device = options.experimental_io_device
     if io_device is None:
-        if all(sees(device, path) for device in sorted(_ps_devices(saver))):
+        if all(sees(device, path) for device in sorted(devices)):
             return options
         io_device = COORDINATOR_CPU
     spec = tf.DeviceSpec.from_string(io_device)
@@ -318,12 +334,6 @@ def sees(device: str, path: str) -> bool:
     except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.UnimplementedError):
         return False
     return True
-
-
-def _ps_devices(saver: Any) -> set[str]:
-    sharded = getattr(saver, "kerasps_sharded", None)
-    whole = {task.to_string() for task in saver._shardable_tensors_by_task if task.job == "ps"}
-    return whole if sharded is None else whole | sharded.devices
 
 
 def _absolute(file_prefix: object) -> str:

@@ -278,3 +278,42 @@ def test_new_metrics_begin_with_their_initial_values_as_in_plain_keras(strategy,
         found.append(values)
     np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
     assert 0 < found[0][0] < 1e9
+
+
+def missing():
+    x, y = regression_data(num_examples=32)
+    for _ in range(2):
+        yield {"given": x, "optional": None}, y
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data", "ignore:.*lives in this process")
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_none_for_an_optional_input_equals_plain_keras(strategy, steps_per_execution):
+    class Sum(keras.layers.Layer):
+        def call(self, given, optional=None):
+            return given if optional is None else given + optional
+
+    def make():
+        keras.utils.set_random_seed(7)
+        given = keras.Input((8,), name="given")
+        optional = keras.Input((8,), name="optional", optional=True)
+        outputs = keras.layers.Dense(1)(Sum()(given, optional))
+        model = keras.Model({"given": given, "optional": optional}, outputs)
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+        return model
+
+    plain = make()
+    with strategy.scope():
+        ours = make()
+    batch = next(missing())
+    numbers = []
+    for model in (plain, ours):
+        model.fit(missing(), shuffle=False, verbose=0)
+        numbers.append(model.evaluate(missing(), verbose=0))
+        numbers.append(model.evaluate(*batch, verbose=0))
+        numbers.append(float(model.train_on_batch(*batch)))
+        numbers.append(model.predict_on_batch(batch[0]).sum())
+    half = len(numbers) // 2
+    np.testing.assert_allclose(numbers[half:], numbers[:half], 1e-5)
+    # Plain Keras adds one to the iterations where a generator ends.
+    assert_equal(plain, ours, optimizer=False)

@@ -90,6 +90,16 @@ def test_nothing_is_named(dense, method, name):
     wrong(message, lambda: getattr(dense, method)(given, verbose=0))
 
 
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+def test_none_for_an_input_that_a_model_needs_is_refused_as_in_plain_keras(strategy, method):
+    needed = keras.Input((2,))
+    with strategy.scope():
+        model = keras.Model([needed], keras.layers.Dense(1)(needed))
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="is not optional, but None was passed"):
+        getattr(model, method)([None], Y)
+
+
 @pytest.mark.parametrize(
     "given",
     [None, "abc", 3, examples(), kerasps.DatasetCreator(lambda context: examples()), iter([X])],

@@ -34,16 +34,13 @@ def saver_of(storages):
 
 def write(prefix, storages):
     saver = saver_of(storages)
-    saver.prepare(prefix, None)
     tf.raw_ops.MergeV2Checkpoints(
-        checkpoint_prefixes=tf.stack(saver.save(None)), destination_prefix=prefix
+        checkpoint_prefixes=saver.save(prefix, None), destination_prefix=prefix
     )
 
 
 def read(prefix, storages):
-    saver = saver_of(storages)
-    saver.prepare(prefix, None)
-    saver.restore(None)
+    saver_of(storages).restore(prefix, None)
 
 
 @pytest.mark.parametrize("written", [("mod", 2), ("div", 5)], ids=str)

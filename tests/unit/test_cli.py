@@ -21,6 +21,7 @@ from kerasps.tools.cli import main as cli
 from kerasps.tools.cli.commands import env as environment
 from kerasps.tools.cli.commands import launch as launcher
 from kerasps.words import num_bytes
+from support.process_checks import PATIENCE_S
 
 JOBS = {"chief": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2223"], "ps": ["127.0.0.1:2224"]}
 
@@ -222,6 +223,12 @@ def test_serve_needs_tf_config(capsys, monkeypatch):
     code, _, err = run(capsys, "serve")
     assert code == 2
     assert "kerasps serve: error: TF_CONFIG is not set." in err
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Importing TensorFlow may take as long as it likes."""
+    monkeypatch.setattr(environment, "_DEVICES_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture

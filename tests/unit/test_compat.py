@@ -33,6 +33,7 @@ from kerasps.hooks import patch as patching
 from kerasps.hooks.functions import leave_remote_functions
 from kerasps.hooks.patch import Patch, as_markdown, check_patched
 from kerasps.hooks.table import PATCHES
+from kerasps.saving.checkpoints import CheckpointSaver
 from kerasps.training.calls.scheduled import ScheduledCall
 from kerasps.variables.placing.placing import Extended
 
@@ -104,6 +105,7 @@ OVERRIDING = {
     ],
     "tensorflow.python.distribute.values:MirroredVariable": [central_storage.CentralVariable],
     "tensorflow.python.distribute.coordinator.cluster_coordinator:Closure": [ScheduledCall],
+    "tensorflow.python.checkpoint.functional_saver:MultiDeviceSaver": [CheckpointSaver],
 }
 
 
@@ -294,6 +296,11 @@ def test_a_name_that_has_moved_ends_the_start_if_fit_needs_it_and_else_is_warned
         assert f"{row.feature.name}: `" in text
     assert row.why in text
     assert f"Expected: {_compat.SUPPORTED_VERSIONS}. Received: keras {keras.__version__}" in text
+
+
+def test_each_row_says_by_itself_what_it_is_for():
+    """An error has one of them, without the rows before it."""
+    assert all(row.why and "above" not in row.why for row in EVERYTHING)
 
 
 def test_nothing_is_missing_of_the_installed_versions():

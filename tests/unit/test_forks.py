@@ -11,6 +11,7 @@ import pytest
 
 from kerasps.inputs import dataset_order
 from kerasps.variables.storage.names import NAMES
+from support.process_checks import PATIENCE_S
 
 # Python warns of forks of a process with threads: TensorFlow has made some.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -31,7 +32,7 @@ def in_fork(function):
     process = context.Process(target=lambda: sending.send(function()))
     process.start()
     try:
-        assert receiving.poll(30), "the fork does not answer"
+        assert receiving.poll(PATIENCE_S), "the fork does not answer"
         return receiving.recv()
     finally:
         process.kill()

@@ -1,11 +1,13 @@
 import queue
 import signal
+import sys
 import threading
 import time
 
 import pytest
 
 from kerasps.runtime.inbox import Inbox
+from support.process_checks import wait_for
 
 
 def test_items_come_in_their_order():
@@ -48,12 +50,20 @@ def test_an_exception_of_a_signal_handler_leaves_the_inbox_usable():
     def handler(number, frame):
         raise KeyboardInterrupt
 
+    main = threading.get_ident()
+
+    def interrupt():
+        wait_for(lambda: sys._current_frames()[main].f_code is Inbox.get.__code__, "the wait")
+        signal.pthread_kill(main, signal.SIGALRM)
+
     inbox, before = Inbox(), signal.signal(signal.SIGALRM, handler)
+    interrupter = threading.Thread(target=interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        interrupter.start()
         with pytest.raises(KeyboardInterrupt):
             inbox.get(300.0)
     finally:
+        interrupter.join()
         signal.signal(signal.SIGALRM, before)
     inbox.put("item")
     assert inbox.get(1.0) == "item"

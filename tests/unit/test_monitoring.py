@@ -283,7 +283,8 @@ def test_sockets_of_killed_processes_are_removed(places, listening):
 
 
 def test_a_directory_that_others_may_enter_is_not_used(places):
-    places[0].mkdir(mode=0o755)
+    places[0].mkdir()
+    places[0].chmod(0o755)  # whatever the umask is
     places[1].symlink_to(places[0])
     status_socket = StatusSocket(dict)
     status_socket.start()

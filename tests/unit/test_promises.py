@@ -79,7 +79,7 @@ def luck_in(path):
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             limits = [k.value for k in node.keywords if k.arg in ("timeout", "timeout_s")]
-            if called.endswith((".join", ".wait", ".result", ".get")):
+            if called.endswith((".join", ".wait", ".result", ".get", ".poll")):
                 limits += node.args[:1]
             kills = called.endswith(("kill", "send_signal"))
             if called.endswith("sleep") or any(map(is_short, limits)) or (draws and kills):

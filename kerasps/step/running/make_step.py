@@ -60,8 +60,8 @@ def _unbatched(model: keras.Model, element_spec: object) -> str | None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     wanted_specs, specs = keras.tree.flatten(_inputs_of(model)), keras.tree.flatten(x)
     for wanted, spec in zip(wanted_specs, specs, strict=False):
-        rank = spec.shape.rank
-        if rank is None:
+        rank = getattr(getattr(spec, "shape", None), "rank", None)
+        if rank is None:  # of a shape that is not known, or for None
             continue
         expected = f"Expected: x of shape {tuple(wanted.shape)}. Received: x of shape {spec.shape}."
         # The first axis is that of the batch; its length mostly differs from batch to batch.

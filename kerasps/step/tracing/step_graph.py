@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from kerasps.errors import KeraspsError
+from kerasps.runtime.fetching import sent
 from kerasps.step.phases.step_context import ReplicaInputs, StepContext, batch_inputs
 from kerasps.step.records.identity import ByIdentity, IdentitySet
-from kerasps.step.records.packing import leaves_of
 from kerasps.step.tracing.overlap import Overlap
 from kerasps.step.tracing.plan import MAX_UNROLLED_STEPS, StepPlan
 from kerasps.step.tracing.runners import Runner, on_cpu
@@ -210,10 +210,7 @@ def _next_batch(iterator: tf.data.Iterator, spec: tf.data.IteratorSpec) -> Any:
     batch = tf.nest.pack_sequence_as(spec, handles, expand_composites=True).get_next()
     # An operation that has waited hands each operation behind it to another thread. So one
     # operation follows here, not one for each array of the batch.
-    tensors = tf.nest.flatten(batch, expand_composites=True)
-    passed_on = iter(tf.identity_n(leaves_of(batch)))
-    tensors = [None if tensor is None else next(passed_on) for tensor in tensors]
-    return tf.nest.pack_sequence_as(batch, tensors, expand_composites=True)
+    return sent(batch)
 
 
 def _joined(plan: StepPlan, outputs: list[list[tf.Tensor]]) -> tuple[list[tf.Tensor], Any]:

@@ -95,7 +95,9 @@ def _run_on_batch(
     build_stateful(model, lambda: keras.utils.unpack_x_y_sample_weight(packed)[0])
     if mode is not PREDICT:
         model.reset_metrics()  # before the step builds new ones
-    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
+    spec = tf.nest.map_structure(
+        lambda t: None if t is None else tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed
+    )
     host = host_of(model)
     _warn_of_local_step(host, f"`{mode.name}_on_batch`")
     with translated_errors(host):
