@@ -110,7 +110,7 @@ LINES = {
     "worker_driven": 1970,
     "tools": 7630,
     "root": 3200,
-    "tests": 53800,
+    "tests": 53830,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
