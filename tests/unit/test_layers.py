@@ -99,18 +99,18 @@ LINES = {
     "cluster": 6650,
     "variables": 5560,
     "dynamic": 2790,
-    "layers": 540,
+    "layers": 680,
     "inputs": 2490,
     "step": 12790,
     "training": 7270,
-    "saving": 2500,
+    "saving": 2650,
     "hooks": 1400,
     "metrics": 530,
     "evaluator": 1050,
     "worker_driven": 1970,
     "tools": 7630,
     "root": 3200,
-    "tests": 53830,
+    "tests": 53980,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

@@ -19,7 +19,7 @@ import kerasps
 from kerasps.dynamic import row_access, row_files
 from kerasps.dynamic.keys import part_of
 from kerasps.dynamic.row_files import RowsById
-from kerasps.layers import DynamicEmbedding
+from kerasps.layers import DynamicEmbedding, load_rows, rows_in_file
 from support.any_ids import differences, make_data, make_model, nearly, state_of, train
 
 
@@ -308,6 +308,29 @@ def test_a_full_table_is_loaded_however_its_rows_are_spread(strategy):
         with pytest.raises(kerasps.InputError, match=r"max_rows=10 rows\. Received: 11\."):
             refused()
     np.testing.assert_array_equal(table.sorted_ids(), ids)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_rows_go_into_a_fixed_table_and_back(strategy, sharded, num_shards, tmp_path):
+    sharded(num_shards)
+    vocabulary, rows = np.arange(30) * 10**9 - 5, np.arange(120, dtype="float32").reshape(30, 4)
+    with strategy.scope():
+        table = DynamicEmbedding(4, name="any")
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), table])
+        fixed = keras.layers.Embedding(40, 4, "zeros", name="fixed")
+        fixed.build()
+    table.load_rows(vocabulary[::2], rows[::2])
+    model.save_weights(tmp_path / "any.weights.h5")
+    pieces = rows_in_file(tmp_path / "any.weights.h5", "any")
+    assert load_rows(fixed, pieces, vocabulary[3:]) == 13
+    expected = np.where(np.arange(30)[:, None] % 2, 0, rows)[3:]
+    np.testing.assert_array_equal(tf.gather(fixed.embeddings, np.arange(27)), expected)
+    keras.Sequential([keras.Input((1,)), fixed]).save_weights(tmp_path / "fixed.weights.h5")
+    words = [f"word {i}" for i in range(40)]
+    pieces = rows_in_file(tmp_path / "fixed.weights.h5", "fixed", vocabulary=words)
+    assert load_rows(table, pieces) == 40
+    np.testing.assert_array_equal(table.rows(words[:27]), expected)
+    assert table.num_rows == 55
 
 
 class Stop(Exception):
