@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from kerasps.layers.dynamic_embedding import DynamicEmbedding
 from kerasps.layers.loading import load_rows
-from kerasps.saving.table_sources import rows_in_file
+from kerasps.saving.table_sources import rows_in_file, rows_of_recommenders_addons
 
-__all__ = ["DynamicEmbedding", "load_rows", "rows_in_file"]
+__all__ = ["DynamicEmbedding", "load_rows", "rows_in_file", "rows_of_recommenders_addons"]
 
 # Users import them from here.
-for _public in (DynamicEmbedding, load_rows, rows_in_file):
+for _public in (DynamicEmbedding, load_rows, rows_in_file, rows_of_recommenders_addons):
     _public.__module__ = __name__

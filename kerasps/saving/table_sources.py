@@ -168,3 +168,89 @@ def _no_table(path: str, layer: str, others: list[str]) -> InputError:
         f"table, or its path or key in the file. Received: {layer!r}. Give one of: "
         f"{', '.join(others) or 'none, the file has no table'}."
     )
+
+
+def rows_of_recommenders_addons(
+    directory: str | os.PathLike[str],
+    name: str,
+    width: int,
+    *,
+    key_dtype: str = "int64",
+    dtype: str = "float32",
+) -> Iterator[Piece]:
+    """Iterate over a table that TensorFlow Recommenders-Addons saved: pieces `(ids, rows)`.
+
+    It reads the files `<name>_mht_1of2-keys` and so on that `Variable.save_to_file_system`, a
+    `FileSystemSaver` or the callback `ModelCheckpoint` wrote.
+
+    Args:
+        directory: the directory of the files, such as `saved/variables/TFRADynamicEmbedding`.
+        name: the name of the variable, such as `items-parameter` of a layer `items`; that of a
+            slot is the beginning of the name of its files.
+        width: the number of elements of a row.
+        key_dtype: the dtype of keys, `"int64"` or `"int32"`. Default `"int64"`.
+        dtype: the dtype of the rows, such as `"float32"` or `"float16"`. Default `"float32"`.
+
+    Raises:
+        InputError: files are missing or have other sizes. It is raised when the first piece is
+            asked for.
+    """
+    text = os.fspath(directory)
+    numbers = np.dtype(key_dtype).newbyteorder("<")
+    rows_dtype = tf.as_dtype(dtype).as_numpy_dtype
+    row_bytes = width * np.dtype(rows_dtype).itemsize
+    shards = _shards(text, name.replace("/", "_"))
+    sizes = {shard: _num_rows(f"{text}/{shard}", numbers.itemsize, row_bytes) for shard in shards}
+    for shard, num_rows in sizes.items():
+        path = f"{text}/{shard}"
+        with (
+            tf.io.gfile.GFile(f"{path}-keys", "rb") as keys,
+            tf.io.gfile.GFile(f"{path}-values", "rb") as values,
+        ):
+            for piece in pieces_of(num_rows, row_bytes):
+                ids = np.frombuffer(keys.read(len(piece) * numbers.itemsize), numbers)
+                rows = np.frombuffer(values.read(len(piece) * row_bytes), rows_dtype)
+                # Of rows of one id, the last counts.
+                _, last = np.unique(ids[::-1], return_index=True)
+                kept = len(ids) - 1 - last
+                yield ids[kept].astype(np.int64), rows.reshape(-1, width)[kept]
+
+
+def _shards(directory: str, name: str) -> list[str]:
+    """Return the names of the tables of a variable.
+
+    Raises:
+        InputError: there are none, or some are missing, or they are of several saves.
+    """
+    pattern = re.compile(rf"({re.escape(name)}_mht_(\d+)of(\d+)(?:_rank(\d+)_size(\d+))?)-keys")
+    names = tf.io.gfile.listdir(directory)
+    found = [match for each in sorted(names) if (match := pattern.fullmatch(each))]
+    shards = {(int(m[2]), int(m[4] or 0)): m[1] for m in found}
+    if found:
+        num_shards, num_ranks = int(found[0][3]), int(found[0][5] or 1)
+        expected = {(i + 1, rank) for i in range(num_shards) for rank in range(num_ranks)}
+        if set(shards) == expected and len({(m[3], m[5]) for m in found}) == 1:
+            return list(shards.values())
+    others = {each.partition("_mht_")[0] for each in names if each.endswith("-keys")}
+    received = ", ".join(m[0] for m in found) or f"tables of {', '.join(sorted(others)) or 'none'}"
+    raise InputError(
+        f"The directory {directory} has not all files of one save of a variable of "
+        f"Recommenders-Addons. Expected: {name}_mht_1of1-keys, or as many as its name says. "
+        f"Received: {received}. Give the name of the variable, and a directory with one save of it."
+    )
+
+
+def _num_rows(path: str, key_bytes: int, row_bytes: int) -> int:
+    sizes: Mapping[str, int] = {
+        end: int(tf.io.gfile.stat(path + end).length) if tf.io.gfile.exists(path + end) else -1
+        for end in ("-keys", "-values")
+    }
+    num_keys, rest = divmod(sizes["-keys"], key_bytes)
+    if rest or sizes["-values"] != num_keys * row_bytes:
+        raise InputError(
+            f"The files of the table {path} do not fit each other. Expected: keys of {key_bytes} "
+            f"bytes and as many rows of {row_bytes}. Received: {sizes['-keys']:,} and "
+            f"{sizes['-values']:,} bytes. Give the `width`, `dtype` and `key_dtype` of the "
+            "variable; if they are right, the files were cut short."
+        )
+    return num_keys

@@ -103,14 +103,14 @@ LINES = {
     "inputs": 2490,
     "step": 12790,
     "training": 7270,
-    "saving": 2650,
+    "saving": 2740,
     "hooks": 1400,
     "metrics": 530,
     "evaluator": 1050,
     "worker_driven": 1970,
     "tools": 7630,
     "root": 3200,
-    "tests": 53980,
+    "tests": 54090,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
