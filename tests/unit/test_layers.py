@@ -103,14 +103,14 @@ LINES = {
     "inputs": 2490,
     "step": 12790,
     "training": 7270,
-    "saving": 2740,
+    "saving": 2790,
     "hooks": 1400,
     "metrics": 530,
     "evaluator": 1050,
     "worker_driven": 1970,
     "tools": 7630,
     "root": 3200,
-    "tests": 54090,
+    "tests": 54110,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
