@@ -7,6 +7,8 @@ is found again from the key. Arithmetic is modulo 2**64, on int64.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -76,6 +78,21 @@ def as_ids(values: tf.Tensor) -> tf.Tensor:
             "`keras.ops.cast(ids, 'int64')`."
         )
     return tf.cast(values, tf.int64)
+
+
+def ids_of(values: Any) -> np.ndarray:
+    """Return int64 ids, given a vector of integers or strings.
+
+    Raises:
+        InputError: it is no vector, or of another type.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise InputError(
+            "Ids are not a vector. Expected: a list or an array of one axis. Received: an array of "
+            f"shape {array.shape}. Flatten them."
+        )
+    return np.asarray(as_ids(tf.convert_to_tensor(array))) if array.size else np.zeros(0, np.int64)
 
 
 def _shifted(values: tf.Tensor, bits: int) -> tf.Tensor:

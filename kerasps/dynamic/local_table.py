@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.dynamic.keys import mixed
-from kerasps.dynamic.rows_of_ids import RowsOfIds
+from kerasps.dynamic.local_rows import LocalRows, LocalSlot, scatter
+from kerasps.dynamic.rows_of_ids import RowsOfIds, check_different
 from kerasps.errors import InputError
 
 _LOGGER = logging.getLogger("kerasps")
@@ -71,6 +73,8 @@ class LocalTable(tf.Module):
             # Converted to another dtype, all of it would be read in each step.
             autocast=False,
         )
+        self.rows.__class__, self.rows.table = LocalRows, self
+        self._slots: list[weakref.ref[LocalSlot]] = []
         self._ids = add_state("ids", (self._num_places,))
         self._num_rows = add_state("num_rows", ())
         self._digest = add_state("digest", ())
@@ -116,6 +120,30 @@ class LocalTable(tf.Module):
         rows.set_shape(ids.shape.concatenate([self._width]))
         return rows
 
+    def keep(self, slot: LocalSlot) -> None:
+        """Let the rows of a slot move with those of the table."""
+        self._slots.append(weakref.ref(slot))
+
+    def sorted_ids(self) -> np.ndarray:
+        """Return the ids of the table, ascending."""
+        return np.sort(np.asarray(self._ids.value[: self.num_rows]))
+
+    def places_of(self, ids: np.ndarray, *, makes: bool = False) -> np.ndarray:
+        """Return the places of ids, -1 for an id without a row.
+
+        Args:
+            makes: make these rows.
+
+        Raises:
+            InputError: there are not enough places; nothing is changed.
+        """
+        keys = tf.constant(ids, tf.int64)
+        places = np.asarray(self._found(keys))
+        if makes:
+            self._check_room(self.num_rows + int(np.sum(places < 0)))
+            places = np.asarray(self._made(keys))
+        return places
+
     def find_rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows of a vector of int64 ids; makes none."""
         return np.asarray(self.take(tf.constant(ids, tf.int64)))
@@ -133,41 +161,31 @@ class LocalTable(tf.Module):
         Raises:
             InputError: there are not enough places; nothing is changed.
         """
-        keys = tf.constant(ids, tf.int64)
-        self._check_room(self.num_rows + int(np.sum(np.asarray(self._found(keys)) < 0)))
-        _scatter(self.rows, self._made(keys), tf.constant(rows, self.rows.dtype))
+        self.rows.write_rows(ids, rows)
 
-    def replace_rows(
-        self, ids: np.ndarray, rows: np.ndarray, places: np.ndarray | None = None
-    ) -> None:
-        """Replace all rows of the table.
+    def replace_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Replace all rows of the table. Rows of ids that it had keep their slots.
 
         Args:
             ids: a vector of different ids.
             rows: their rows.
-            places: the place of each; each of 0 … n-1 once. Default: as they come.
 
         Raises:
-            InputError: there are not enough places, or `places` are others; nothing is changed.
+            InputError: there are not enough places, or an id is there twice; nothing is changed.
         """
+        check_different(ids)
         self._check_room(len(ids))
-        if places is not None:
-            if not np.array_equal(np.sort(places), np.arange(len(ids))):
-                raise InputError(
-                    "The places of rows in a file do not fit its ids. Expected: each number below "
-                    f"{len(ids):,} once. Received: {_shortened(places)}. The file is damaged; load "
-                    "another one."
-                )
-            order = np.argsort(places)
-            ids, rows = ids[order], rows[order]
+        slots = [(slot, slot.find_rows(ids)) for ref in self._slots if (slot := ref()) is not None]
         numbers = tf.range(len(ids), dtype=tf.int64)
         keys = tf.constant(ids, tf.int64)
         for state in (self.rows, self._ids):
             state.assign(tf.zeros(state.shape, state.dtype))
-        _scatter(self.rows, numbers, tf.constant(rows, self.rows.dtype))
-        _scatter(self._ids, numbers, keys)
+        scatter(self.rows, numbers, rows)
+        scatter(self._ids, numbers, keys)
         self._num_rows.assign(len(ids))
         self._digest.assign(_digest(keys, numbers))
+        for slot, values in slots:
+            slot.begin_with(numbers, values)
 
     def _check_room(self, num_rows: int) -> None:
         if num_rows > self._num_places:
@@ -241,8 +259,8 @@ class LocalTable(tf.Module):
         after = before + tf.size(made, tf.int64)
         self._note_room(before, after, tf.size(new, tf.int64) - tf.size(made, tf.int64))
         numbers = tf.range(before, after)
-        _scatter(self.rows, numbers, self._initializer.rows(made))
-        _scatter(self._ids, numbers, made)
+        scatter(self.rows, numbers, self._initializer.rows(made))
+        scatter(self._ids, numbers, made)
         self._index.insert(made, numbers)
         digest = self._digest.value + _digest(made, numbers)
         _assign(self._num_rows, after)
@@ -334,12 +352,3 @@ def _digest(ids: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
     with tf.device(None):
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-
-
-def _scatter(variable: tf.Variable, places: tf.Tensor, rows: tf.Tensor) -> None:
-    with tf.device(None):
-        tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=places, updates=rows)
-
-
-def _shortened(values: np.ndarray) -> str:
-    return np.array2string(values, threshold=6, edgeitems=3)

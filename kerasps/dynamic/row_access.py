@@ -17,6 +17,7 @@ import tensorflow as tf
 from kerasps.dynamic.key_part import PIECE, AskedKeys, KeyPart, SlotTerms, TableTerms
 from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
 from kerasps.dynamic.keys import part_of
+from kerasps.dynamic.rows_of_ids import check_different
 from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
@@ -220,7 +221,7 @@ class RowAccess:
         Raises:
             InputError: the table would have more rows than `max_rows`. Nothing is changed.
         """
-        _check_different(ids)
+        check_different(ids)
         if self._record.max_rows is not None:
             self._check_room(len(np.union1d(self.sorted_ids(), ids)))
         self.write(ids, rows)
@@ -243,7 +244,7 @@ class RowAccess:
                 f"{(len(ids), self.width)}. Received: {tuple(shape)}. Load the rows of a table of "
                 "this width."
             )
-        _check_different(ids)
+        check_different(ids)
         self._check_room(len(ids))
 
     def finish(self, ids: np.ndarray) -> None:
@@ -330,17 +331,6 @@ def access_to(storage: KeyedStorage) -> RowAccess:
     if access is None:
         access = storage.access = RowAccess(storage)
     return access
-
-
-def _check_different(ids: np.ndarray) -> None:
-    if (ids[1:] > ids[:-1]).all():
-        return
-    num_different = len(np.unique(ids))
-    if num_different < len(ids):
-        raise InputError(
-            "An id has more than one row. Expected: each id once. Received: "
-            f"{len(ids):,} ids, {num_different:,} of them different. Leave out the repeated ids."
-        )
 
 
 def _reader(rows: KeyedRows) -> OnPS:

@@ -65,6 +65,53 @@ class RowsById:
         return f"<RowsById rows={len(self.ids):,} width={self.rows.shape[1]} dtype={self.dtype}>"
 
 
+class VariableById:
+    """A Keras variable of a table, or of a slot, which files have as ids and rows.
+
+    Attributes:
+        path: the path of the variable.
+    """
+
+    path: str
+
+    @property
+    def table_of_rows(self) -> object:
+        """The table. That of its slots is the same object."""
+        raise NotImplementedError
+
+    def sorted_ids(self) -> np.ndarray:
+        """Return the ids of the table, int64 and ascending."""
+        raise NotImplementedError
+
+    def find_rows(self, ids: np.ndarray) -> np.ndarray:
+        """Return the rows of ids, `[len(ids), width]`; makes none."""
+        raise NotImplementedError
+
+    def write_rows(self, ids: np.ndarray, rows: Any) -> None:
+        """Set the rows of different ids; make those that are missing.
+
+        Args:
+            rows: an array, or an object that is sliced like one.
+
+        Raises:
+            InputError: there is no room for them.
+        """
+        raise NotImplementedError
+
+    def replace_rows(self, ids: np.ndarray, rows: Any) -> None:
+        """Set the rows of different ids, and remove all others.
+
+        In a slot, rows of other ids begin anew. A table and its slots may be replaced in any order.
+
+        Args:
+            rows: an array, or an object that is sliced like one.
+
+        Raises:
+            InputError: there is no room for them.
+        """
+        raise NotImplementedError
+
+
 class TableRows:
     """The rows of some ids of a table, as an array that is read in pieces.
 
@@ -92,16 +139,14 @@ class TableRows:
         return np.asarray(self._find_rows(self._ids), dtype)
 
 
-def save_table(store: Any, table: Any, *, ids_name: str = "ids", rows_name: str = "rows") -> None:
-    """Write a table, or a slot, into two entries of Keras's weights file.
+def save_table(store: Any, table: VariableById) -> None:
+    """Write a table into two entries of Keras's weights file.
 
     Args:
         store: what Keras passes to `save_own_variables`.
-        table: has the methods `sorted_ids` and `find_rows`.
     """
     ids = table.sorted_ids()
-    store[ids_name] = ids
-    store[rows_name] = TableRows(table.find_rows, ids)
+    store["ids"], store["rows"] = ids, TableRows(table.find_rows, ids)
 
 
 def value_of(access: RowAccess, name: str) -> RowsById:
@@ -145,3 +190,12 @@ IDS, ROWS = "IDS", "ROWS"
 def values_for_checkpoint(storage: KeyedStorage) -> dict[str, TableValue]:
     """Return what a checkpoint has of a table, or of a slot, by its name there."""
     return {IDS: TableValue(storage, is_ids=True), ROWS: TableValue(storage, is_ids=False)}
+
+
+def not_later(name: str) -> UnsupportedError:
+    """Return the error of a checkpoint that would need a copy of a table or of a slot."""
+    return UnsupportedError(
+        f"A checkpoint that is written later would need a copy of '{name}', a table without a "
+        "vocabulary, which may fill the memory. Expected: a checkpoint that is written at once. "
+        "Received: `enable_async=True`. Leave it out."
+    )

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from kerasps.dynamic.first_rows import FirstRows
 from kerasps.dynamic.keys import salt_of
-from kerasps.errors import UnsupportedError
+from kerasps.errors import InputError, UnsupportedError
 from kerasps.variables.storage.kinds import MOST_ROWS
 
 __all__ = ["MOST_ROWS", "RowsOfIds"]
@@ -47,3 +47,15 @@ class RowsOfIds(keras.initializers.Initializer):
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
         """Return the first rows of ids, an int64 vector."""
         return self.first_rows(ids, np.int64(self.salt))
+
+
+def check_different(ids: np.ndarray) -> None:
+    """Raise `InputError` if ids are not different."""
+    if (ids[1:] > ids[:-1]).all():
+        return
+    num_different = len(np.unique(ids))
+    if num_different < len(ids):
+        raise InputError(
+            "An id has more than one row. Expected: each id once. Received: "
+            f"{len(ids):,} ids, {num_different:,} of them different. Leave out the repeated ids."
+        )

@@ -16,7 +16,14 @@ from kerasps.dynamic.key_part import AskedKeys
 from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, no_gradient
 from kerasps.dynamic.keys import part_of
 from kerasps.dynamic.row_access import RowAccess, access_to
-from kerasps.dynamic.row_files import RowsById, TableValue, value_of, values_for_checkpoint
+from kerasps.dynamic.row_files import (
+    RowsById,
+    TableValue,
+    VariableById,
+    not_later,
+    value_of,
+    values_for_checkpoint,
+)
 from kerasps.dynamic.rows_of_ids import RowsOfIds
 from kerasps.errors import UnsupportedError
 from kerasps.runtime.on_ps import OnPS, call_on_each
@@ -34,7 +41,7 @@ from kerasps.variables.storage.tensor_like import note_read
 _BATCH = 1 << 16
 
 
-class KeyedVariable(ParameterServerVariable):
+class KeyedVariable(ParameterServerVariable, VariableById):
     """The rows of the ids that came, on all ps; its value as a whole is refused.
 
     Attributes:
@@ -143,12 +150,14 @@ class KeyedVariable(ParameterServerVariable):
         self._make_current()
         return access_to(self._value)
 
+    @property
+    def table_of_rows(self) -> object:
+        return self._value.table
+
     def sorted_ids(self) -> np.ndarray:
-        """Return the ids of the table, int64 and ascending."""
         return self.access.sorted_ids()
 
     def find_rows(self, ids: np.ndarray) -> np.ndarray:
-        """Return the rows of ids, `[len(ids), width]`; makes none."""
         return self.access.read(ids)
 
     def row_items(self, batch: int = _BATCH) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -156,28 +165,10 @@ class KeyedVariable(ParameterServerVariable):
         return self.access.items(batch)
 
     def write_rows(self, ids: np.ndarray, rows: Any) -> None:
-        """Set the rows of different ids; make those that are missing.
-
-        Args:
-            rows: an array, or an object that is sliced like one.
-
-        Raises:
-            InputError: there is no room for them.
-        """
         note_assignment()
         self.access.write_within_limit(ids, rows)
 
     def replace_rows(self, ids: np.ndarray, rows: Any) -> None:
-        """Set the rows of different ids, and remove all others.
-
-        In a slot, rows of other ids begin anew. A table and its slots may be replaced in any order.
-
-        Args:
-            rows: an array, or an object that is sliced like one.
-
-        Raises:
-            InputError: there is no room for them.
-        """
         note_assignment()
         self.access.replace(np.asarray(ids, np.int64), rows)
 
@@ -225,11 +216,7 @@ class KeyedVariable(ParameterServerVariable):
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
         del object_map
-        raise UnsupportedError(
-            f"A checkpoint that is written later would need a copy of '{self.path}', a table "
-            "without a vocabulary, which may fill the memory of the ps. Expected: a checkpoint "
-            "that is written at once. Received: `enable_async=True`. Leave it out."
-        )
+        raise not_later(self.path)
 
 
 def _without_gradient(rows: tf.Tensor, name: str) -> tf.Tensor:

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from kerasps import training
+from kerasps.dynamic.local_rows import LocalRows, making_slot
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.runtime.connected import connected_strategy
@@ -155,18 +156,25 @@ def add_variable(
 
 
 def add_slot(
-    original: Original, self: keras.optimizers.Optimizer, *args: object, **kwargs: object
+    original: Original,
+    self: keras.optimizers.Optimizer,
+    reference_variable: keras.Variable | tf.Variable,
+    name: str | None = None,
+    initializer: object = "zeros",
 ) -> Any:
     """`Optimizer.add_variable_from_reference`: make a slot beside the storage.
 
     It is not beside the value of a step, and not within a function that XLA compiles.
     """
+    if isinstance(reference_variable, LocalRows):
+        with making_slot(reference_variable.table, initializer):
+            return original(self, reference_variable, name, initializer)
     with (
         tf.init_scope(),
         entering(None),
         scope_of_ours() if _is_ours(self) else _nothing(),
     ):
-        return original(self, *args, **kwargs)
+        return original(self, reference_variable, name, initializer)
 
 
 def var_key(

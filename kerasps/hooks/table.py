@@ -151,3 +151,13 @@ PATCHES: tuple[Patch, ...] = (
           "leaves functions on tasks at exit, since these may have ended before", TENSORFLOW),
 )
 # fmt: on
+
+_OF_TABLES = (
+    "__init__",
+    "add_variable_from_reference",
+    "save_own_variables",
+    "load_own_variables",
+    "save_and_return_nodes",
+)
+# What a table without a vocabulary needs in one process.
+ONE_PROCESS = tuple(p for p in PATCHES if p.name in _OF_TABLES and p.where != "MultiDeviceSaver")

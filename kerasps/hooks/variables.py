@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.dynamic.local_rows import becomes_slot
 from kerasps.hooks.in_place import Original
 from kerasps.runtime.connected import connected_strategy
 from kerasps.step import Compute
@@ -23,7 +24,8 @@ def make_variable(
     original: Original, self: keras.Variable, *args: object, **kwargs: object
 ) -> None:
     """`keras.Variable.__init__`: make a variable of ours while a strategy of ours is current."""
-    make_parameter_server_variable(self)
+    if not becomes_slot(self):
+        make_parameter_server_variable(self)
     original(self, *args, **kwargs)
 
 

@@ -15,12 +15,14 @@ from numpy.typing import ArrayLike
 
 from kerasps.central_storage import CentralStorageStrategy
 from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.keys import as_ids
+from kerasps.dynamic.keys import as_ids, ids_of
 from kerasps.dynamic.local_table import LocalTable
 from kerasps.dynamic.row_files import save_table
 from kerasps.dynamic.rows_of_ids import MOST_ROWS, RowsOfIds
 from kerasps.errors import InputError, UnsupportedError
+from kerasps.hooks import patch, table
 from kerasps.layers.bags import are_alike, bags_of, described, is_ragged, is_sparse
+from kerasps.saving.saved_model import Export
 from kerasps.variables.lanes.phase import current_phase, strategy_of_new_variables
 from kerasps.variables.placing.placing import is_ours
 
@@ -152,6 +154,7 @@ class DynamicEmbedding(keras.layers.Layer):
                 "strategy of kerasps, or none. Received: "
                 f"{type(strategy).__name__}. Use one of those."
             )
+        patch.install(table.ONE_PROCESS, {})
         self._local = LocalTable(self.add_weight, initializer, self.embeddings_regularizer)
         self.embeddings = self._local.rows
 
@@ -173,7 +176,7 @@ class DynamicEmbedding(keras.layers.Layer):
         ids = as_ids(tf.convert_to_tensor(ids))
         if self._local is None:
             return self.embeddings.take(ids)
-        if current_phase() is not None:
+        if not isinstance(current_phase(), Export | None):
             raise UnsupportedError(
                 f"The layer {self.name!r} was built outside of the scope of the strategy, so its "
                 "table is in this process, where workers do not reach it. Expected: a "
@@ -295,7 +298,7 @@ class DynamicEmbedding(keras.layers.Layer):
         Args:
             ids: a vector of integers or strings: a list, an array or a tensor.
         """
-        return np.asarray(self._table.find_rows(_vector_of_ids(ids)))
+        return np.asarray(self._table.find_rows(ids_of(ids)))
 
     def items(self, batch: int = 65536) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Return an iterator over all rows: pieces `(ids, rows)` of up to `batch`, in no order.
@@ -312,7 +315,7 @@ class DynamicEmbedding(keras.layers.Layer):
             ids: a vector of different integers or strings.
             rows: an array of shape `[len(ids), output_dim]`.
         """
-        vector = _vector_of_ids(ids)
+        vector = ids_of(ids)
         values = np.asarray(rows)
         if values.shape != (len(vector), self.output_dim):
             _refuse(
@@ -358,16 +361,7 @@ class DynamicEmbedding(keras.layers.Layer):
         """Write ids and rows, in the order of the ids."""
         if not self.built:
             return
-        if self._local is None:
-            save_table(store, self.embeddings)
-            return
-        pieces = list(self.items())
-        ids = np.concatenate([np.zeros(0, np.int64), *(piece for piece, _ in pieces)])
-        rows = np.concatenate([self.rows(ids[:0]), *(piece for _, piece in pieces)])
-        order = np.argsort(ids)
-        store["ids"], store["rows"] = ids[order], rows[order]
-        # The optimizer's slots are by place. Pieces come in the order of places.
-        store["places"] = order
+        save_table(store, self.embeddings)
 
     def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         """Replace the rows of the table by those of a file."""
@@ -385,21 +379,15 @@ class DynamicEmbedding(keras.layers.Layer):
                 f"({len(ids)}, {self.output_dim}). Received: shape {rows.shape}. Make the layer "
                 "with the `output_dim` of the file."
             )
-        if self._local is not None and "places" in names:
-            self._local.replace_rows(ids, np.asarray(rows), np.asarray(store["places"]))
-        else:
-            # On ps, large rows are read from the file in pieces.
-            self._table.replace_rows(ids, rows if self._local is None else np.asarray(rows))
+        # On ps, large rows are read from the file in pieces.
+        self.embeddings.replace_rows(ids, rows)
 
-
-def _vector_of_ids(ids: ArrayLike) -> np.ndarray:
-    """Return int64 ids, given a vector of integers or strings."""
-    values = np.asarray(ids)
-    if values.ndim != 1:
-        _refuse("ids", f"an array of shape {values.shape}", "a vector", "Flatten them")
-    if not values.size:
-        return np.zeros(0, np.int64)
-    return np.asarray(as_ids(tf.convert_to_tensor(values)))
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: object) -> Any:
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type != "savedmodel":
+            # All that a checkpoint has of the table is among the rows, as on ps.
+            children.pop("_local", None)
+        return children
 
 
 def _whole_number(

@@ -5,24 +5,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from kerasps.dynamic.table import KeyedVariable
 from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.connected import connected_host
 from kerasps.runtime.errors import check_ps_of
 from kerasps.saving.backup_files import PROBE, Backup, BackupDirectory
 from kerasps.saving.table_backups import (
+    TableCopies,
     TablePiece,
     read_tables,
     restore_tables,
     tables_of,
-    write_tables,
 )
 from kerasps.saving.variable_copies import VariableCopies, restore, specs_of, to_record
 from kerasps.variables import ParameterServerVariable, is_seed_state
@@ -42,7 +41,7 @@ class BackupStore:
     def __init__(self, path: str, model: keras.Model, *, keep: int = 1) -> None:
         self._directory = BackupDirectory(path, keep)
         self._model = model
-        self._copies: tuple[list[int], VariableCopies] | None = None
+        self._copies: tuple[list[int], VariableCopies, TableCopies] | None = None
         self._thread: threading.Thread | None = None
         self._problems: list[str] = []
 
@@ -75,24 +74,22 @@ class BackupStore:
     def write(self, record: dict[str, Any], variables: Iterable[ParameterServerVariable]) -> None:
         """Copy the variables on their ps, and begin to write the copies with `record`.
 
-        Tables without a vocabulary are written before this returns. Waits for a backup in progress.
-        Call when no step is in flight. Raises tf.errors.OpError if a ps is lost.
+        Waits for a backup in progress. Call when no step is in flight. Raises tf.errors.OpError if a
+        ps is lost.
         """
         if not self.wait(worker_timeout()):
             self._problems.append(self._problem(TimeoutError("the previous one is in progress")))
             return
         by_key = _by_key(self._model, variables)
-        tables = tables_of(by_key)
-        copied = {key: each for key, each in by_key.items() if key not in tables}
-        storages = [id(shard) for variable in copied.values() for shard in variable.shards]
+        storages = [id(shard) for variable in by_key.values() for shard in variable.shards]
         if self._copies is None or self._copies[0] != storages:
-            self._copies = storages, VariableCopies(copied)
-        copies = self._copies[1]
-        begun = self._begin(tables) if tables else None
-        if tables and begun is None:
-            return
-        copies.make()
-        arguments = copies, record, specs_of(by_key), begun
+            tables = tables_of(by_key)
+            others = {key: each for key, each in by_key.items() if key not in tables}
+            self._copies = storages, VariableCopies(others), TableCopies(tables)
+        copies = self._copies[1:]
+        for each in copies:
+            each.make()
+        arguments = copies, record, specs_of(by_key)
         self._thread = threading.Thread(
             target=self._write, args=arguments, name="kerasps backup", daemon=True
         )
@@ -122,45 +119,31 @@ class BackupStore:
         when = time.strftime("%H:%M:%S", time.localtime(at))
         return f"The last backup is {path}, of {when}: the next run resumes there."
 
-    def _begin(self, tables: Mapping[str, KeyedVariable]) -> _Begun | None:
-        """Begin a backup with tables without a vocabulary; None if they could not be written.
-
-        Raises PSLostError if a ps is lost.
-        """
-        begun = None
-        try:
-            begun = _Begun.in_directory(self._directory)
-            begun.tables += write_tables(tables, begun.directory, begun.probe)
-        except (tf.errors.OpError, OSError) as exc:
-            check_ps_of(connected_host())
-            self._fail(begun, exc)
-            return None
-        return begun
-
     def _write(
         self,
-        copies: VariableCopies,
+        copies: Sequence[VariableCopies | TableCopies],
         record: dict[str, Any],
         specs: dict[str, dict[str, Any]],
-        begun: _Begun | None,
     ) -> None:
         """Write a backup, and free the copies. Thread: the store's."""
+        number = None
         try:
             try:
-                begun = begun or _Begun.in_directory(self._directory)
-                pieces = to_record([*copies.write(begun.directory, begun.probe), *begun.tables])
+                number, directory = self._directory.begin()
+                probe = f"{directory}/{PROBE}"
+                with tf.io.gfile.GFile(probe, "w") as file:
+                    file.write("Made to learn which ps see this directory.")
+                pieces = [piece for each in copies for piece in each.write(directory, probe)]
             finally:
                 with separate_executor():  # an error here must not end the training
-                    copies.free()
-            tf.io.gfile.remove(begun.probe)
-            self._directory.commit(begun.number, record, pieces, specs)
+                    for each in copies:
+                        each.free()
+            tf.io.gfile.remove(probe)
+            self._directory.commit(number, record, to_record(pieces), specs)
         except Exception as exc:
-            self._fail(begun, exc)
-
-    def _fail(self, begun: _Begun | None, error: Exception) -> None:
-        self._problems.append(self._problem(error))
-        if begun is not None:
-            self._directory.discard(begun.number)
+            self._problems.append(self._problem(exc))
+            if number is not None:
+                self._directory.discard(number)
 
     def _problem(self, error: Exception) -> str:
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
@@ -171,25 +154,6 @@ class BackupStore:
             "can write. The previous backup is unchanged, and the training continues; kerasps "
             "tries the next backup when it is due."
         )
-
-
-@dataclass
-class _Begun:
-    """A backup in progress."""
-
-    number: int
-    directory: str  # the directory of its files
-    probe: str  # the file by which kerasps learns which ps see the directory
-    tables: list[TablePiece]  # the files of tables without a vocabulary that are written
-
-    @classmethod
-    def in_directory(cls, backups: BackupDirectory) -> _Begun:
-        """Begin a backup."""
-        number, directory = backups.begin()
-        probe = f"{directory}/{PROBE}"
-        with tf.io.gfile.GFile(probe, "w") as file:
-            file.write("Made to learn which ps see this directory.")
-        return cls(number, directory, probe, [])
 
 
 def _restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) -> None:

@@ -7,16 +7,14 @@ ids: HDF5 has them once, under several names.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from kerasps import _compat
-from kerasps.dynamic.row_files import RowsById, TableRows
-from kerasps.dynamic.table import KeyedVariable
+from kerasps.dynamic.row_files import RowsById, TableRows, VariableById
 from kerasps.saving.keras_files import is_large
 
 _IDS = "_ids"
@@ -29,17 +27,17 @@ def save_optimizer(
 
     Replaces `Optimizer.save_own_variables`.
     """
-    if not any(is_large(v) or isinstance(v, KeyedVariable) for v in optimizer.variables):
+    if not any(is_large(v) or isinstance(v, VariableById) for v in optimizer.variables):
         original(optimizer, store)
         return
     # For each table, its ids, and the name of the first entry with them.
     tables: dict[int, tuple[np.ndarray, str]] = {}
     for index, variable in enumerate(optimizer.variables):
         name = str(index)
-        if not isinstance(variable, KeyedVariable):
+        if not isinstance(variable, VariableById):
             store[name] = variable
             continue
-        table = id(variable.storage.table)
+        table = id(variable.table_of_rows)
         if table not in tables:
             tables[table] = variable.sorted_ids(), name + _IDS
             store[name + _IDS] = tables[table][0]
@@ -57,9 +55,9 @@ def load_optimizer(
 
     Replaces `Optimizer.load_own_variables`.
     """
-    slots = {str(i): v for i, v in enumerate(optimizer.variables) if isinstance(v, KeyedVariable)}
+    slots = {str(i) for i, v in enumerate(optimizer.variables) if isinstance(v, VariableById)}
     if slots:
-        store = _WithSlots(store, set(store.keys()), slots)
+        store = _WithSlots(store, slots)
     original(optimizer, store)
 
 
@@ -67,29 +65,17 @@ class _WithSlots:
     """The entries of an optimizer, of which two are one slot of a table without a vocabulary.
 
     Args:
-        names: the names of all entries.
-        slots: such slots, by their names.
+        slots: the names of such slots.
     """
 
-    def __init__(self, store: Any, names: set[str], slots: Mapping[str, KeyedVariable]) -> None:
-        self._store, self._names, self._slots = store, names, slots
+    def __init__(self, store: Any, slots: Collection[str]) -> None:
+        self._store, self._slots = store, slots
 
     def keys(self) -> Sequence[str]:
         """Return the names of the variables."""
-        return [name for name in self._names if not name.endswith(_IDS)]
+        return [name for name in sorted(self._store.keys()) if not name.endswith(_IDS)]
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._slots:
             return self._store[name]
-        slot = self._slots[name]
-        if name + _IDS not in self._names:
-            warnings.warn(
-                f"A file has a slot of a table without a vocabulary as one process without a "
-                f"strategy saves it. Expected: its rows with their ids, '{name + _IDS}'. Received: "
-                f"'{name}' alone, for '{slot.path}'. The slot begins anew. To keep it, save the "
-                "model in a scope.",
-                stacklevel=2,
-            )
-            return RowsById(np.zeros(0, np.int64), slot.find_rows(np.zeros(0, np.int64)))
-        rows = self._store[name]
-        return RowsById(np.asarray(self._store[name + _IDS]), rows)
+        return RowsById(np.asarray(self._store[name + _IDS]), self._store[name])

@@ -1,27 +1,33 @@
-"""Tables without a vocabulary in backups. They have no copy on the ps, so training waits for them.
+"""Tables without a vocabulary in backups: copies of their rows, which the ps write meanwhile.
 
-A file of a backup has a range of a table's ids, ascending, and the rows of these ids, of the table
-and of its slots. The ps write the files in turn, each with rows that all ps send it. If a ps does
-not see the directory, the coordinator writes its files.
+When no step is in flight, each ps copies the ids and rows that it holds of each table, and of its
+slots. Then training continues, and the ps write the copies. A file of a backup has some ids that
+one ps holds, in no order, and the rows of these ids, of the table and of its slots. If a ps does
+not see the directory, the coordinator fetches the rows and writes its files.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
+from kerasps.dynamic.key_part import SLOT_BITS, SlotTerms, salt_in_pool
+from kerasps.dynamic.keyed_rows import KeyedRows
+from kerasps.dynamic.keys import unmixed
 from kerasps.dynamic.row_access import pieces_of
 from kerasps.dynamic.table import KeyedVariable
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch
+from kerasps.runtime.on_ps import OnPS, call_on_each
 from kerasps.saving.checkpoints import sees
-from kerasps.saving.variable_copies import on_each_device
+from kerasps.saving.variable_copies import on_each_device, save_values
 from kerasps.variables import ParameterServerVariable
 
 # Above the numbers of the files of other variables.
@@ -36,31 +42,6 @@ class TablePiece:
     # following ones have rows.
     file: str
     tables: list[str]  # the keys of the variables that have these rows: the table, and its slots
-    first: int  # the place of the first id among all ids of the table
-    num_ids: int  # the number of ids
-
-
-@dataclass(frozen=True)
-class _Group:
-    """The variables of one table: itself, and its slots."""
-
-    variables: dict[str, KeyedVariable]
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices of the ps."""
-        first, *_ = self.variables.values()
-        return [str(shard.device) for shard in first.shards]
-
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of a row and its slots, without those of the id."""
-        return sum(variable.access.row_bytes for variable in self.variables.values())
-
-    def sorted_ids(self) -> np.ndarray:
-        """Return the ids of the table, ascending."""
-        first, *_ = self.variables.values()
-        return first.sorted_ids()
 
 
 def tables_of(
@@ -70,34 +51,170 @@ def tables_of(
     return {key: each for key, each in variables.items() if isinstance(each, KeyedVariable)}
 
 
-def write_tables(
-    variables: Mapping[str, KeyedVariable], directory: str, probe: str
-) -> list[TablePiece]:
-    """Write tables and their slots into files. Call when no step is in flight.
+@dataclass(frozen=True)
+class _Copy:
+    """The copy of a table, and of its slots, on one ps: variables with a name there.
 
-    Args:
-        directory: the absolute path of a directory.
-        probe: a file in it. The coordinator writes for a ps that does not see it.
+    The first has the keys, and the others have their rows.
+
+    Attributes:
+        keys: the keys of the variables that have the rows: the table, and its slots.
+        rows: their rows, on this ps.
+        slots: the terms of the slots; None for the table.
+        name: the beginning of the names of the copies.
     """
-    work: dict[str, list[tuple[TablePiece, _Group, np.ndarray]]] = {}
-    numbers = itertools.count(_FIRST_FILE)
-    for group in _groups(variables):
-        ids = group.sorted_ids()
-        devices = itertools.cycle(group.devices)
-        for places in pieces_of(len(ids), 8 + group.row_bytes):
-            keys = list(group.variables)
-            piece = TablePiece(f"{next(numbers):06d}", keys, places.start, len(places))
-            of_device = work.setdefault(next(devices), [])
-            of_device.append((piece, group, ids[places.start : places.stop]))
 
-    def write_all(device: str) -> None:
-        writer = device if sees(device, probe) else COORDINATOR_CPU
-        for piece, group, ids in work[device]:
-            prefix = f"{directory}/{piece.file}"
-            persist(functools.partial(_write, prefix, group, ids, writer))
+    keys: list[str]
+    rows: list[KeyedRows]
+    slots: list[SlotTerms | None]
+    name: str
 
-    on_each_device(write_all, work)
-    return [piece for of_device in work.values() for piece, _, _ in of_device]
+    @property
+    def device(self) -> str:
+        return self.rows[0].device
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of an id, and of its rows."""
+        return 8 + sum(int(rows.shape[1]) * int(rows.dtype.size) for rows in self.rows)
+
+    # What follows adds operations to a graph on the ps.
+
+    def make(self) -> tf.Tensor:
+        """Copy keys and rows; return how many there are."""
+        part, number = self.rows[0].part, np.int32(self.rows[0].table.number)
+        tags = part.store(part.tags).gather(tf.range(np.int64(1), part.top()))
+        here = tf.where(tf.equal(tf.bitwise.right_shift(tags, np.int32(SLOT_BITS)), number))[:, 0]
+        begun = tf.bitwise.bitwise_and(tf.gather(tags, here), np.int32(2**SLOT_BITS - 1))
+        places = here + 1
+        values = [part.store(part.keys).gather(places)]
+        for rows, slot in zip(self.rows, self.slots, strict=True):
+            value = rows.store.gather(places)
+            values.append(value if slot is None else _begun(value, begun, slot))
+        for handle, value in zip(self._handles(), values, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+        return tf.size(places, tf.int64)
+
+    def read(self, begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
+        """Return some of the ids, and their rows."""
+        dtypes = [tf.int64, *(rows.dtype for rows in self.rows)]
+        keys, *rows = [
+            tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)[begin : begin + size]
+            for handle, dtype in zip(self._handles(), dtypes, strict=True)
+        ]
+        return [unmixed(keys) - salt_in_pool(self.rows[0].table.number), *rows]
+
+    def write(self, prefix: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        """Write them into a file."""
+        # TensorFlow does not count `SaveV2` as stateful, so only a control dependency runs it.
+        with tf.control_dependencies([save_values(prefix, self.read(begin, size))]):
+            return tf.constant(0)
+
+    def free(self) -> tf.Tensor:
+        """Free the memory of the copies."""
+        for handle in self._handles():
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        return tf.constant(0)
+
+    def _handles(self) -> list[tf.Tensor]:
+        kinds = [([None], tf.int64)]
+        kinds += [([None, *rows.shape[1:]], rows.dtype) for rows in self.rows]
+        return [
+            tf.raw_ops.VarHandleOp(
+                dtype=dtype, shape=shape, container="", shared_name=f"{self.name}/{index}"
+            )
+            for index, (shape, dtype) in enumerate(kinds)
+        ]
+
+
+def _begun(value: tf.Tensor, begun: tf.Tensor, slot: SlotTerms) -> tf.Tensor:
+    """Return rows of a slot; those that have not begun are what they begin as."""
+    has_begun = begun >= slot.number
+
+    def with_others() -> tf.Tensor:
+        return tf.where(has_begun[:, None], value, tf.cast(slot.begins_as, slot.dtype))
+
+    return tf.cond(tf.reduce_all(has_begun), lambda: value, with_others)
+
+
+class TableCopies:
+    """Copies of tables and their slots, on their ps."""
+
+    def __init__(self, variables: Mapping[str, KeyedVariable]) -> None:
+        tables: dict[int, dict[str, KeyedVariable]] = {}
+        for key, variable in variables.items():
+            tables.setdefault(id(variable.storage.table), {})[key] = variable
+        unique = uuid.uuid4().hex
+        self._by_device: dict[str, list[_Copy]] = {}
+        for number, members in enumerate(tables.values()):
+            slots = [variable.storage.terms for variable in members.values()]
+            name = f"kerasps backup {unique}/{number}"
+            shards = zip(*(v.storage.shards for v in members.values()), strict=True)
+            for rows in shards:
+                copy = _Copy(list(members), list(rows), slots, name)
+                self._by_device.setdefault(copy.device, []).append(copy)
+        self._functions: dict[tuple[object, ...], OnPS] = {}
+        # The number of ids in each copy.
+        self._sizes: dict[int, int] = {}
+
+    def make(self) -> None:
+        """Copy the tables. Call when no step is in flight."""
+        copies = [copy for of_device in self._by_device.values() for copy in of_device]
+        sizes = call_on_each([self._on_ps(copy, _Copy.make) for copy in copies])
+        self._sizes = {id(copy): int(size) for copy, size in zip(copies, sizes, strict=True)}
+
+    def free(self) -> None:
+        """Free the memory of the copies on each ps."""
+        copies = [copy for of_device in self._by_device.values() for copy in of_device]
+        call_on_each([self._on_ps(copy, _Copy.free) for copy in copies])
+
+    def write(self, directory: str, probe: str) -> list[TablePiece]:
+        """Write the copies into files. Thread: any.
+
+        Args:
+            directory: the absolute path of a directory.
+            probe: a file in it. The coordinator writes the copies of a ps that does not see it.
+
+        Returns:
+            The pieces in the files.
+        """
+        numbers = itertools.count(_FIRST_FILE)
+        work = {
+            device: [
+                (copy, places, f"{next(numbers):06d}")
+                for copy in copies
+                for places in pieces_of(self._sizes[id(copy)], copy.row_bytes)
+            ]
+            for device, copies in self._by_device.items()
+        }
+
+        def write_all(device: str) -> None:
+            writes_itself = sees(device, probe)
+            for copy, places, file in work[device]:
+                place = places.start, len(places)
+                if writes_itself:
+                    self._on_ps(copy, _Copy.write).call(f"{directory}/{file}", *place)
+                    continue
+                values = self._on_ps(copy, _Copy.read).call(*place)
+                with tf.device(COORDINATOR_CPU):
+                    save_values(
+                        tf.constant(f"{directory}/{file}"), [tf.constant(v) for v in values]
+                    )
+
+        on_each_device(write_all, self._by_device)
+        return [
+            TablePiece(file, copy.keys) for written in work.values() for copy, _, file in written
+        ]
+
+    def _on_ps(self, copy: _Copy, act: Callable[..., object]) -> OnPS:
+        """Return a function on the ps of a copy; trace it at the first call for it."""
+        key = id(copy), act
+        if key not in self._functions:
+            place = [tf.TensorSpec([], tf.int64)] * 2
+            specs = {_Copy.read: place, _Copy.write: [tf.TensorSpec([], tf.string), *place]}
+            body = functools.partial(act, copy)
+            self._functions[key] = OnPS(copy.device, body, *specs.get(act, []))
+        return self._functions[key]
 
 
 def read_tables(
@@ -130,25 +247,6 @@ def restore_tables(
     _read_all(pieces, variables, directory, assign)
     for key, variable in variables.items():
         variable.access.finish(np.concatenate([np.zeros(0, np.int64), *ids_of[key]]))
-
-
-def _groups(variables: Mapping[str, KeyedVariable]) -> list[_Group]:
-    groups: dict[int, _Group] = {}
-    for key, variable in variables.items():
-        table = variable.storage.table
-        groups.setdefault(id(table), _Group({})).variables[key] = variable
-    return list(groups.values())
-
-
-def _write(prefix: str, group: _Group, ids: np.ndarray, device: str) -> None:
-    rows = [variable.access.read_on(ids, device) for variable in group.variables.values()]
-    with tf.device(device):
-        tf.raw_ops.SaveV2(
-            prefix=prefix,
-            tensor_names=[f"{index}" for index in range(1 + len(rows))],
-            shape_and_slices=[""] * (1 + len(rows)),
-            tensors=[tf.constant(ids), *rows],
-        )
 
 
 def _read_all(

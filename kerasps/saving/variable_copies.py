@@ -163,7 +163,7 @@ class VariableCopies:
 
         def write(prefix: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
             # TensorFlow does not count `SaveV2` as stateful, so only a control dependency runs it.
-            with tf.control_dependencies([_save(prefix, _values(part, begin, size))]):
+            with tf.control_dependencies([save_values(prefix, _values(part, begin, size))]):
                 return tf.constant(0)
 
         with tf.device(part.device):
@@ -180,7 +180,7 @@ class VariableCopies:
             place = _place(part)
         values = fetch(self._call(("read", part.held[0].copy_name), part.device, read, place))
         with tf.device(COORDINATOR_CPU):
-            _save(tf.constant(prefix), [tf.constant(value) for value in values])
+            save_values(tf.constant(prefix), [tf.constant(value) for value in values])
 
     def _call(
         self,
@@ -249,7 +249,8 @@ def _values(part: _Part, begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
     return values if part.rows is None else [values[0][begin : begin + size]]
 
 
-def _save(prefix: tf.Tensor, values: Sequence[tf.Tensor]) -> Any:
+def save_values(prefix: tf.Tensor, values: Sequence[tf.Tensor]) -> Any:
+    """Write tensors into a file, under their numbers."""
     return tf.raw_ops.SaveV2(
         prefix=prefix,
         tensor_names=[f"{index}" for index in range(len(values))],

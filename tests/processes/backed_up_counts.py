@@ -2,8 +2,9 @@
 a process of its own by test_backups.py.
 
 With a gradient of 1 and a learning rate of 1, a weight is minus the number of its updates, and a
-row of the table minus the number of times that its example was trained on. Whoever starts this
-script again with the same directory goes on. Prints one JSON line in the end.
+row of the table minus the number of times that its example was trained on. With `--dynamic` the
+table has no vocabulary, and with a momentum of 1 these are the velocities, and weights add them up.
+Whoever starts this script again with the same directory goes on. Prints one JSON line in the end.
 """
 
 from __future__ import annotations
@@ -25,11 +26,24 @@ STEPS = NUM_EXAMPLES // BATCH_SIZE
 IDS = np.arange(NUM_EXAMPLES, dtype="int32")[:, None]
 
 
+def values_of(variable):
+    value = variable.numpy()
+    return np.asarray(getattr(value, "rows", value)).ravel()
+
+
 def problems(model, history):
     """What is wrong in the end."""
     found = []
-    table, *weights = [np.asarray(v).ravel() for v in model.trainable_variables]
     iterations = int(model.optimizer.iterations.numpy())
+    if options.dynamic:
+        slots = model.optimizer.variables[2:]
+        table, *weights = [values_of(v) for v in slots]
+        rows, *sums = [values_of(v) for v in model.trainable_variables]
+        if len(rows) != NUM_EXAMPLES or np.any(rows != -EPOCHS * (EPOCHS + 1) / 2):
+            found.append(f"{len(rows)} rows, of which some are not the sum of {EPOCHS} velocities")
+        found += [f"{w}" for w in sums if np.any(w != -iterations * (iterations + 1) / 2)]
+    else:
+        table, *weights = [values_of(v) for v in model.trainable_variables]
     if iterations != EPOCHS * STEPS:
         found.append(f"{iterations} iterations, not {EPOCHS * STEPS}")
     found += [f"weights {w} after {iterations}" for w in weights if np.any(w != -iterations)]
@@ -45,13 +59,27 @@ def problems(model, history):
 parser = argparse.ArgumentParser()
 parser.add_argument("--directory", type=Path, required=True)
 parser.add_argument("--interval", type=float, default=0.05)
+parser.add_argument("--dynamic", action="store_true")
 options = parser.parse_args()
+table = {}
+if options.dynamic:
+
+    def make_table(num_rows, width, **options):
+        return kerasps.layers.DynamicEmbedding(width, **options)
+
+    table["make_table"] = make_table
 spread()
 with local_strategy(partitioner=kerasps.FixedShardsPartitioner(2), table_min_bytes=0) as (
     cluster,
     strategy,
 ):
-    model = compiled_unit_model(strategy, NUM_EXAMPLES, lambda: keras.optimizers.SGD(1.0), 7)
+    model = compiled_unit_model(
+        strategy,
+        NUM_EXAMPLES,
+        lambda: keras.optimizers.SGD(1.0, momentum=float(options.dynamic)),
+        7,
+        **table,
+    )
     data = tf.data.Dataset.from_tensor_slices((IDS, IDS)).shuffle(NUM_EXAMPLES).batch(BATCH_SIZE)
     began = []
     begin = keras.callbacks.LambdaCallback(

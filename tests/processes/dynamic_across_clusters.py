@@ -1,5 +1,5 @@
 """Loads tables without a vocabulary that a process with another number of ps saved, trains on, and
-saves them; run by test_dynamic_across_clusters.py.
+saves them; run by test_dynamic_across_clusters.py. Without ps, it loads and saves in one process.
 
     dynamic_across_clusters.py NUM_PS DIRECTORY [DIRECTORY OF ANOTHER PROCESS]
 
@@ -20,7 +20,7 @@ from scenario import local_strategy, print_report
 
 import kerasps
 from kerasps.dynamic import row_access
-from support.any_ids import differences, make_data, make_model, state_of, train
+from support.any_ids import differences, make_data, make_model, nearly, state_of, train
 
 # Tables of some rows then have several pieces.
 row_access.CHUNK_BYTES = 512
@@ -100,30 +100,32 @@ def fit(model, directory, *callbacks):
     )
 
 
-def nearly(state, expected):
-    """Returns the places at which values differ by more than rounding."""
-    return [
-        key for key in expected if not np.allclose(state[key], expected[key], rtol=1e-5, atol=1e-7)
+def load_and_save(model):
+    """Loads what the earlier process saved, and saves it again; says what differs."""
+    expected = dict(np.load(EARLIER / "expected.npz"))
+    for form in FORMS:
+        train(model, 2)
+        load(model, EARLIER, form)
+        report["different"] += [f"{form}: {k}" for k in differences(state_of(model), expected)]
+    save(model, DIRECTORY / "again")
+    first, again = content_of(EARLIER), content_of(DIRECTORY / "again")
+    report["content"] = sorted(first.keys() ^ again.keys()) + [
+        key for key in first if not np.array_equal(first[key], again[key])
     ]
 
 
+report = {"different": [], "trained_apart": [], "content": [], "resumed_apart": []}
+if not NUM_PS:
+    load_and_save(make_model(names=("users", "items"), max_rows=200))
+    print_report(report)
+    sys.exit()
 with local_strategy(num_workers=1, num_ps=NUM_PS) as (cluster, strategy):
-    report = {"different": [], "trained_apart": [], "content": [], "resumed_apart": []}
     with strategy.scope():
         model = make_model(names=("users", "items"))
     if EARLIER is None:
         train(model, 1)
     else:
-        expected = dict(np.load(EARLIER / "expected.npz"))
-        for form in FORMS:
-            train(model, 2)
-            load(model, EARLIER, form)
-            report["different"] += [f"{form}: {k}" for k in differences(state_of(model), expected)]
-        save(model, DIRECTORY / "again")
-        first, again = content_of(EARLIER), content_of(DIRECTORY / "again")
-        report["content"] = sorted(first.keys() ^ again.keys()) + [
-            key for key in first if not np.array_equal(first[key], again[key])
-        ]
+        load_and_save(model)
         train(model, 2)
         report["trained_apart"] = nearly(state_of(model), dict(np.load(EARLIER / "trained.npz")))
         fit(model, EARLIER)

@@ -1,5 +1,5 @@
 """Files of tables without a vocabulary are the same for any number of ps: 3 save, 1 loads, trains
-and saves, 2 load.
+and saves, 2 load. One process without ps loads what the 2 saved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from support.process_checks import run_and_report
 
 SCRIPT = Path(__file__).with_name("dynamic_across_clusters.py")
-NUMBERS = [3, 1, 2]
+NUMBERS = [3, 1, 2, 0]
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,12 @@ def reports(once, tmp_path_factory):
     return once("dynamic-across-clusters", run)
 
 
-@pytest.mark.parametrize("index", [1, 2])
+@pytest.mark.parametrize("index", [1, 2, 3])
 def test_every_format_is_loaded_bit_for_bit(reports, index):
     assert reports[index]["different"] == []
 
 
-@pytest.mark.parametrize("index", [1, 2])
+@pytest.mark.parametrize("index", [1, 2, 3])
 def test_what_is_saved_again_is_equal_byte_for_byte(reports, index):
     assert reports[index]["content"] == []
 
@@ -54,4 +54,4 @@ def test_a_lost_ps_is_named_and_leaves_the_file_that_was_there(reports):
 
 
 def test_the_tables_have_rows(reports):
-    assert all(min(report["num_rows"]) > 0 for report in reports)
+    assert all(min(report["num_rows"]) > 0 for report in reports[:3])

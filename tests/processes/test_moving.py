@@ -200,6 +200,10 @@ report = {
 }
 print("REPORT " + json.dumps(report), flush=True)
 """
+SAME_ROWS = """
+np.testing.assert_array_equal(from_files.rows(exported["ids"]), exported["rows"])
+assert from_files.num_rows == len(exported["ids"])
+"""
 REFUSED_IDS = """
 predicted = model.predict(exported["ids"], verbose=0)
 kernel, bias = model.layers[-1].get_weights()
@@ -224,15 +228,20 @@ def errors():
 def from_addons(tmp_path_factory):
     """What both scripts reported, and the number of ids that the table had before."""
     directory = tmp_path_factory.mktemp("addons")
-    (before,), (after, rows) = columns("moving_from_recommenders_addons").values()
-    told, exported = {}, directory / "items.npz"
+    (before,), (after, rows, files) = columns("moving_from_recommenders_addons").values()
+    told, exported, saved = {}, directory / "items.npz", directory / "saved"
     if PYTHON_BEFORE:
+        before += 'model.layers[0].params.save_to_file_system("saved")\n'
         told["before"] = ran(directory, "before", before + REPORT, python=PYTHON_BEFORE)
     else:
         random = np.random.default_rng(2)
         ids = random.choice(2**40, 500, replace=False)
-        np.savez(exported, ids=ids, rows=random.normal(size=(500, 16)).astype("float32"))
-    after += REPORT_ROWS + rows + REFUSED_IDS + ERRORS
+        table = {"ids": ids, "rows": random.normal(size=(500, 16)).astype("float32")}
+        np.savez(exported, **table)
+        saved.mkdir()
+        for end, values in zip(("keys", "values"), table.values(), strict=True):
+            values.tofile(saved / f"items-parameter_mht_1of1_rank0_size1-{end}")
+    after += REPORT_ROWS + rows + files + SAME_ROWS + REFUSED_IDS + ERRORS
     told["after"] = ran(directory, "after", after, *LAUNCH, "--num-workers=2", "--num-ps=2")
     return told, len(np.load(exported)["ids"])
 

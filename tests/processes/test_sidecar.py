@@ -1,5 +1,5 @@
-"""A training under `kerasps launch` with an evaluator beside it: plain, and under a strategy of its
-own.
+"""A training under `kerasps launch` with an evaluator beside it: plain, under a strategy of its
+own, and plain with a table without a vocabulary, from a `tf.train.CheckpointManager`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from pathlib import Path
 import keras
 import pytest
 
+import kerasps
 from support.process_checks import marked_environment, marked_processes, temporary_files, wait_for
 
 SCRIPT = Path(__file__).with_name("sidecar_training.py")
 
 
-@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.matrix), "strategy"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("plain", marks=pytest.mark.matrix), "strategy", "tables"]
+)
 def test_the_last_checkpoint_is_evaluated_and_the_best_exported(tmp_path, kind):
     mark = str(uuid.uuid4())
     command = [str(SCRIPT), str(tmp_path), kind]
@@ -44,9 +47,10 @@ def test_the_last_checkpoint_is_evaluated_and_the_best_exported(tmp_path, kind):
     trained = report(done.stdout, "REPORT ")
     evaluated = report(done.stderr, "[evaluator] REPORT ")
     assert (evaluated["type_of_variables"] == "ParameterServerVariable") == (kind == "strategy")
+    assert evaluated["num_rows"] == trained["num_rows"]
     # Earlier ones may have been passed over, the last one never is.
     assert evaluated["evaluations"][-1] == [
-        "epoch-3.weights.h5",
+        "ckpt-3" if kind == "tables" else "epoch-3.weights.h5",
         12,
         pytest.approx(trained["metrics"], rel=1e-5),
     ]
@@ -55,7 +59,8 @@ def test_the_last_checkpoint_is_evaluated_and_the_best_exported(tmp_path, kind):
     ]
     assert evaluated["best"] == min(metrics["loss"] for _, _, metrics in evaluated["evaluations"])
 
-    exported = keras.models.load_model(tmp_path / "best" / "model.keras")
+    known = {"DynamicEmbedding": kerasps.layers.DynamicEmbedding}
+    exported = keras.models.load_model(tmp_path / "best" / "model.keras", custom_objects=known)
     assert int(exported.optimizer.iterations.numpy()) in {
         iterations for _, iterations, _ in evaluated["evaluations"]
     }

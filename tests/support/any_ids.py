@@ -5,10 +5,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 
+from kerasps.dynamic.row_files import VariableById
 from kerasps.layers import DynamicEmbedding
 
 
-def make_model(optimizer="adam", names=("users", "items", "words")):
+def make_model(optimizer="adam", names=("users", "items", "words"), max_rows=None):
     """Returns a compiled model with tables. Those of users and of items share their storage."""
     first, second = keras.Input((3,), dtype="int64"), keras.Input((2,), dtype="int64")
     uniform = keras.initializers.RandomUniform(-1, 1)
@@ -20,7 +21,8 @@ def make_model(optimizer="adam", names=("users", "items", "words")):
     flat = []
     for name in names:
         ids, arguments = tables[name]
-        flat.append(keras.layers.Flatten()(DynamicEmbedding(name=name, **arguments)(ids)))
+        table = DynamicEmbedding(name=name, max_rows=max_rows, **arguments)
+        flat.append(keras.layers.Flatten()(table(ids)))
     joined = keras.layers.Concatenate()(flat) if len(flat) > 1 else flat[0]
     output = keras.layers.Dense(1, kernel_initializer="ones")(joined)
     model = keras.Model([first, second], output)
@@ -38,20 +40,21 @@ def make_data(seed, num_examples=48):
     return inputs, chance.normal(size=(num_examples, 1)).astype("float32")
 
 
-def train(model, seed, **kwargs):
+def train(model, seed, batch_size=8, **kwargs):
     """Trains on the data of a seed, in their order."""
     inputs, targets = make_data(seed)
-    return model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0, **kwargs)
+    return model.fit(inputs, targets, batch_size, shuffle=False, verbose=0, **kwargs)
 
 
 def state_of(model):
     """Returns the values of all variables of a model and of its optimizer, by their places."""
     state = {}
-    for index, variable in enumerate([*model.weights, *model.optimizer.variables]):
-        value = variable.numpy()
-        if hasattr(value, "ids"):
-            state[f"{index}/ids"], value = value.ids, value.rows
-        state[f"{index}"] = np.asarray(value)
+    for index, variable in enumerate([*model.trainable_weights, *model.optimizer.variables]):
+        if isinstance(variable, VariableById):
+            state[f"{index}/ids"] = ids = variable.sorted_ids()
+            state[f"{index}"] = variable.find_rows(ids)
+        else:
+            state[f"{index}"] = np.asarray(variable.numpy())
     return state
 
 
@@ -59,3 +62,11 @@ def differences(state, expected):
     """Returns the places at which two states differ in a bit."""
     assert state.keys() == expected.keys()
     return [key for key, value in state.items() if not np.array_equal(value, expected[key])]
+
+
+def nearly(state, expected):
+    """Returns the places at which values differ by more than rounding."""
+    assert state.keys() == expected.keys()
+    return [
+        key for key in expected if not np.allclose(state[key], expected[key], rtol=1e-5, atol=1e-7)
+    ]

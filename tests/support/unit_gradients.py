@@ -56,20 +56,15 @@ class Listening(keras.callbacks.Callback):
         pass
 
 
-def unit_model(num_examples):
+def unit_model(num_examples, make_table=keras.layers.Embedding):
     """A model with a row for each example."""
-    return keras.Sequential(
-        [
-            keras.Input((1,), dtype="int32"),
-            keras.layers.Embedding(num_examples, 1, embeddings_initializer="zeros"),
-            Sum(),
-        ]
-    )
+    table = make_table(num_examples, 1, embeddings_initializer="zeros")
+    return keras.Sequential([keras.Input((1,), dtype="int32"), table, Sum()])
 
 
-def compiled_unit_model(strategy, num_examples, make_optimizer, steps_per_execution):
+def compiled_unit_model(strategy, num_examples, make_optimizer, steps_per_execution, **table):
     with strategy.scope():
-        model = unit_model(num_examples)
+        model = unit_model(num_examples, **table)
         model.compile(
             make_optimizer(),
             # The sum over the batch, so that each row and weight has a gradient of 1.

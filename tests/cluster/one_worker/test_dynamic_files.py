@@ -19,8 +19,8 @@ import kerasps
 from kerasps.dynamic import row_access, row_files
 from kerasps.dynamic.keys import part_of
 from kerasps.dynamic.row_files import RowsById
-from kerasps.layers import DynamicEmbedding
-from support.any_ids import differences, make_data, make_model, state_of, train
+from kerasps.layers import DynamicEmbedding, load_rows, rows_in_file
+from support.any_ids import differences, make_data, make_model, nearly, state_of, train
 
 
 @pytest.fixture(autouse=True)
@@ -207,24 +207,36 @@ def test_a_slot_that_a_row_has_not_begun_is_what_it_begins_as(strategy):
     assert (layer.rows(ids) == 1).all()
 
 
-def test_a_table_goes_from_one_process_to_ps_and_back_without_its_slots(model, tmp_path):
-    def local():
-        return make_model(names=("users", "items", "words"))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_training_goes_on_in_one_process_and_back_on_ps(strategy, optimizer, form, tmp_path):
+    def made():
+        # A small table in this process makes steps fast.
+        return make_model(optimizer, names=("users", "items"), max_rows=200)
 
-    here, there = local(), local()
-    train(here, 1)
-    here.save_weights(tmp_path / "here.weights.h5")
-    with pytest.warns(UserWarning, match=r"Received: '\d+' alone, for '.*The slot begins anew\."):
-        model.load_weights(tmp_path / "here.weights.h5")
-    model.save_weights(tmp_path / "on-ps.weights.h5")
-    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
-        there.load_weights(tmp_path / "on-ps.weights.h5")
-    inputs, _ = make_data(1)
-    expected = here.predict(inputs, verbose=0)
-    for loaded in (model, there):
-        np.testing.assert_allclose(loaded.predict(inputs, verbose=0), expected, rtol=1e-5)
-    slots = [v for v in model.optimizer.variables if "embeddings" in v.path]
-    assert not any(slot.numpy().rows.any() for slot in slots)
+    def train_all(model):
+        # Each step has each id once. So plain Keras moves the rows that a lazy optimizer moves, and
+        # has one gradient for each.
+        ids = np.random.default_rng(5).integers(-(2**62), 2**62, 36)
+        targets = np.random.default_rng(6).normal(size=(12, 1))
+        inputs = [ids.reshape(12, 3), ids[:24].reshape(12, 2)]
+        return model.fit(inputs, targets, batch_size=12, epochs=2, verbose=0)
+
+    with strategy.scope():
+        model = made()
+    here = made()
+    train(here, 2)  # other rows, at the places of those that are loaded
+    train_all(model)
+    for source, target in ((model, here), (here, model)):
+        folder = tmp_path / source.name
+        folder.mkdir()
+        save(source, form, folder)
+        train_all(source)
+        if target is model:
+            clear(target)
+        load(target, form, folder)
+        train_all(target)
+        assert nearly(state_of(target), state_of(source)) == []
 
 
 def test_early_stopping_restores_the_rows_of_the_best_epoch(model):
@@ -296,6 +308,29 @@ def test_a_full_table_is_loaded_however_its_rows_are_spread(strategy):
         with pytest.raises(kerasps.InputError, match=r"max_rows=10 rows\. Received: 11\."):
             refused()
     np.testing.assert_array_equal(table.sorted_ids(), ids)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_rows_go_into_a_fixed_table_and_back(strategy, sharded, num_shards, tmp_path):
+    sharded(num_shards)
+    vocabulary, rows = np.arange(30) * 10**9 - 5, np.arange(120, dtype="float32").reshape(30, 4)
+    with strategy.scope():
+        table = DynamicEmbedding(4, name="any")
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), table])
+        fixed = keras.layers.Embedding(40, 4, "zeros", name="fixed")
+        fixed.build()
+    table.load_rows(vocabulary[::2], rows[::2])
+    model.save_weights(tmp_path / "any.weights.h5")
+    pieces = rows_in_file(tmp_path / "any.weights.h5", "any")
+    assert load_rows(fixed, pieces, vocabulary[3:]) == 13
+    expected = np.where(np.arange(30)[:, None] % 2, 0, rows)[3:]
+    np.testing.assert_array_equal(tf.gather(fixed.embeddings, np.arange(27)), expected)
+    keras.Sequential([keras.Input((1,)), fixed]).save_weights(tmp_path / "fixed.weights.h5")
+    words = [f"word {i}" for i in range(40)]
+    pieces = rows_in_file(tmp_path / "fixed.weights.h5", "fixed", vocabulary=words)
+    assert load_rows(table, pieces) == 40
+    np.testing.assert_array_equal(table.rows(words[:27]), expected)
+    assert table.num_rows == 55
 
 
 class Stop(Exception):
