@@ -1,9 +1,11 @@
 """One training under `kerasps launch`, of which anything dies, sleeps or is preempted at any time.
 
     python tests/chaos/chaos.py --seconds 3600 --seed 1
+    python tests/chaos/chaos.py --kill ps --times 10
 
-Workers, ps and the coordinator get SIGKILL, SIGTERM, or SIGSTOP and SIGCONT, at random times. What
-the training adds up to is compared at the end of each pass. Prints a line of JSON behind `REPORT`.
+Workers, ps and the coordinator get SIGKILL, SIGTERM, or SIGSTOP and SIGCONT, at random times; with
+`--kill`, tasks of one kind get SIGKILL. What the training adds up to is compared at the end of each
+pass. Prints a line of JSON behind `REPORT`.
 """
 
 from __future__ import annotations
@@ -49,17 +51,25 @@ def victims(launcher):
 
 
 class Chaos:
-    """Sends signals to the tasks of a launcher, by a seed."""
+    """Sends signals to the tasks of a launcher, by a seed.
 
-    def __init__(self, launcher, seed):
+    Args:
+        launcher: its pid.
+        seed: an integer.
+        kills: the only kind of tasks that are struck, by SIGKILL; None for all kinds and signals.
+    """
+
+    def __init__(self, launcher, seed, kills=None):
         self.launcher, self.random = launcher, random.Random(seed)
+        self.weights = WEIGHTS if kills is None else {kills: 1}
+        self.signals = SIGNALS if kills is None else (signal.SIGKILL,)
         self.sent = Counter()
         self.stopped = []
 
     def strike(self):
         """Send one signal to one task, if there is one of the kind that was drawn."""
-        kind = self.random.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
-        number = self.random.choice(SIGNALS)
+        kind = self.random.choices([*self.weights], [*self.weights.values()])[0]
+        number = self.random.choice(self.signals)
         seconds = self.random.choice((0.2, 2.0, 14.0))
         pids = [pid for (k, _), pid in sorted(victims(self.launcher).items()) if k == kind]
         if not pids:
@@ -80,11 +90,11 @@ class Chaos:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
-    def run(self, seconds, is_over):
-        """Strike for so many seconds, and twice at least."""
+    def run(self, seconds, times, most_between, is_over):
+        """Strike for so many seconds, and so many times at least."""
         deadline = time.monotonic() + seconds
-        while not is_over() and (time.monotonic() < deadline or sum(self.sent.values()) < 2):
-            pause = time.monotonic() + self.random.uniform(0.2, 5.0)
+        while not is_over() and (time.monotonic() < deadline or sum(self.sent.values()) < times):
+            pause = time.monotonic() + self.random.uniform(0.2, most_between)
             while time.monotonic() < pause:
                 self.wake()
                 time.sleep(0.05)
@@ -100,23 +110,33 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--kill", choices=[*WEIGHTS], help="send SIGKILL to tasks of this kind only"
+    )
+    parser.add_argument("--times", type=int, default=2, help="so many signals at least")
+    parser.add_argument("--most-between", type=float, default=5.0, help="seconds between two")
+    parser.add_argument("--num-ps", type=int, default=2)
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--steps-per-execution", type=int, default=5)
+    parser.add_argument("--strategy", default="{}", help="its arguments, as JSON")
     parser.add_argument("--log", type=Path, help="a file for what is printed meanwhile")
     args = parser.parse_args()
     with TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         log_path = args.log or folder / "log"
         log = stack.enter_context(log_path.open("wb"))
-        command = [sys.executable, "-m", "kerasps", "launch", "--num-workers=2", "--num-ps=2"]
-        command += ["--max-restarts=100000", str(TRAINING), name, args.optimizer]
+        command = [sys.executable, "-m", "kerasps", "launch", "--num-workers=2"]
+        command += [f"--num-ps={args.num_ps}", "--max-restarts=100000", str(TRAINING), name]
+        command += [args.optimizer, str(args.steps_per_execution), args.strategy]
         launcher = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-        chaos = Chaos(launcher.pid, args.seed)
+        chaos = Chaos(launcher.pid, args.seed, args.kill)
         try:
             while not records(folder / "passes") and launcher.poll() is None:
                 time.sleep(0.1)
-            chaos.run(args.seconds, lambda: launcher.poll() is not None)
+            is_over = lambda: launcher.poll() is not None  # noqa: E731
+            chaos.run(args.seconds, args.times, args.most_between, is_over)
             (folder / "enough").touch()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 launcher.wait(END_S)

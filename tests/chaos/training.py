@@ -1,11 +1,12 @@
 """A training of which every result is known, whatever dies; run by chaos.py under `kerasps launch`.
 
-    python training.py FOLDER OPTIMIZER
+    python training.py FOLDER OPTIMIZER STEPS_PER_EXECUTION ARGUMENTS
 
 It goes on until the file `enough` is in the folder, and then to the end of its pass. What it adds
-up to is known in advance. With SGD, a learning rate of 1 and gradients of 1, minus the dense weight
-is the number of its updates, and minus a row of the table how often its id was seen. With Adam and
-gradients of 1, the slots follow from the number of updates alone.
+up to is known in advance. With SGD, a learning rate of 1 and gradients of 1, the dense weight is
+the number of its updates, and a row of a table how often its id was seen. With Adam and gradients
+of 1, the slots follow from the number of updates alone. Tables without a vocabulary meet new ids in
+every other pass. `ARGUMENTS` are those of the strategy, as JSON.
 """
 
 from __future__ import annotations
@@ -25,24 +26,45 @@ import tensorflow as tf
 import kerasps
 
 NUM_IDS, BATCH, STEPS = 2400, 4, 600
+# An odd number, by which small numbers come anywhere in int64.
+SPREAD = -7046029254386353131
 
 
 class Counting(keras.Model):
-    """A dense weight, a table with a row for each id, and how often each id was seen."""
+    """A dense weight, tables, and how often each id was seen.
+
+    `table` has a row for each id, `users` and `words` have one for each id and two passes. Those of
+    `words` come in bags of two, with a word that all batches of two passes have.
+    """
 
     def __init__(self):
         super().__init__()
         self.dense = self.add_weight(shape=(), initializer="zeros", name="dense")
-        self.table = keras.layers.Embedding(NUM_IDS, 1, embeddings_initializer="zeros")
+        self.table = keras.layers.Embedding(
+            NUM_IDS, 1, embeddings_initializer="zeros", name="table"
+        )
         self.table.build(())
+        self.users = kerasps.layers.DynamicEmbedding(1, "zeros", name="users")
+        self.words = kerasps.layers.DynamicEmbedding(1, "zeros", combiner="sum", name="words")
         self.seen = self.add_weight(
             shape=(NUM_IDS,), initializer="zeros", trainable=False, name="seen"
         )
+        for table in (self.users, self.words):
+            table.build()
         self.built = True
 
     def train_step(self, ids):
+        pair = tf.cast(tf.gather(self.seen, ids), tf.int64) // 2
+        users = user_ids(tf.cast(ids, tf.int64), pair)
+        # The word that all have gets a gradient of 1 from each batch.
+        words = tf.stack(
+            [words_of(users), tf.strings.join(["pair ", tf.strings.as_string(pair)])], 1
+        )
+        weights = tf.tile([[1.0, 1.0 / BATCH]], [tf.shape(ids)[0], 1])
         with tf.GradientTape() as tape:
             loss = -self.dense - tf.reduce_sum(self.table(ids))
+            loss -= tf.reduce_sum(self.users(users))
+            loss -= tf.reduce_sum(self.words(words, weights=weights))
         variables = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
         ones = tf.ones_like(ids, tf.float32)
@@ -50,6 +72,15 @@ class Counting(keras.Model):
         # A step takes a millisecond or two.
         work = tf.reduce_sum(tf.random.normal((120, 120)) @ tf.random.normal((120, 120)))
         return {"batches": 1.0 + 0.0 * work}
+
+
+def user_ids(numbers, pair):
+    """The ids that these numbers have in a pair of passes, anywhere in int64."""
+    return (numbers + NUM_IDS * pair) * SPREAD
+
+
+def words_of(users):
+    return tf.strings.join(["user ", tf.strings.as_string(users)])
 
 
 class Batches(keras.callbacks.Callback):
@@ -75,33 +106,64 @@ class Batches(keras.callbacks.Callback):
         model.stop_training = (self.folder / "enough").exists()
 
 
+def expected_updates(layer, steps, passes):
+    """The ids of a table, or None for all of them in order, and how often each was updated."""
+    if isinstance(layer, keras.layers.Embedding):
+        return None, passes
+    pairs = range((passes + 1) // 2)
+    updates = [min(2, passes - 2 * pair) for pair in pairs]
+    users = tf.concat([user_ids(tf.range(NUM_IDS, dtype=tf.int64), pair) for pair in pairs], 0)
+    ids, times = users, np.repeat(updates, NUM_IDS)
+    if layer.combiner:
+        words = tf.concat([words_of(users), [f"pair {pair}" for pair in pairs]], 0)
+        ids = tf.bitcast(tf.fingerprint(words), tf.int64)
+        times = np.concatenate([times, np.multiply(updates, STEPS)])
+    return ids.numpy(), times
+
+
+def distance(value, ids, expected):
+    """How far a value is from what it must be; infinite for other ids."""
+    if ids is not None:
+        order = np.argsort(ids)
+        if not np.array_equal(value.ids, ids[order]):
+            return float("inf")
+        value, expected = value.rows[:, 0], expected[order]
+    return float(np.abs(value - expected).max())
+
+
 def slots(model, steps, passes):
     """How far each weight, and each slot of an optimizer, is from what it must be."""
-    dense, table = float(model.dense.numpy()), model.table.embeddings.numpy()
-    if isinstance(model.optimizer, keras.optimizers.SGD):
-        return {"dense": dense - steps, "table": float(np.abs(table - passes).max())}
-    optimizer = model.optimizer
-    found = {}
+    optimizer, found = model.optimizer, {}
+    by_path = {"dense": (None, steps)}
+    for layer in (model.table, model.users, model.words):
+        ids, times = by_path[layer.name] = expected_updates(layer, steps, passes)
+        if not isinstance(optimizer, keras.optimizers.SGD):
+            continue
+        found[layer.name] = distance(layer.embeddings.numpy(), ids, times)
+        assert ids is None or layer.num_rows == len(ids)
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return found | {"dense": float(model.dense.numpy()) - steps}
     for variable in optimizer.variables:
         path = variable.path
         if "momentum" in path or "velocity" in path:
             beta = optimizer.beta_1 if "momentum" in path else optimizer.beta_2
             sign = -1.0 if "momentum" in path else 1.0
-            times = passes if "embeddings" in path else steps
-            expected = sign * (1.0 - beta**times)
-            found[path] = float(np.abs(variable.numpy() - expected).max())
-    assert len(found) == 4, found
+            ids, times = next(of for name, of in by_path.items() if name in path)
+            found[path] = distance(variable.numpy(), ids, sign * (1.0 - beta**times))
+    assert len(found) == 8, found
     return found
 
 
 def main():
-    folder, name = Path(sys.argv[1]), sys.argv[2]
+    folder, name, steps_per_execution = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     shards = kerasps.FixedShardsPartitioner(2, min_bytes=1024)
-    strategy = kerasps.ParameterServerStrategy(variable_partitioner=shards, table_min_bytes=0)
+    strategy = kerasps.ParameterServerStrategy(
+        variable_partitioner=shards, table_min_bytes=0, **json.loads(sys.argv[4])
+    )
     with strategy.scope():
         model = Counting()
         optimizer = {"sgd": keras.optimizers.SGD(1.0), "adam": keras.optimizers.Adam(0.001)}[name]
-        model.compile(optimizer, steps_per_execution=5)
+        model.compile(optimizer, steps_per_execution=steps_per_execution)
     data = tf.data.Dataset.range(NUM_IDS).map(lambda i: tf.cast(i, tf.int32))
     data = data.shuffle(NUM_IDS, seed=1).batch(BATCH)
     model.fit(
