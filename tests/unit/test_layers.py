@@ -110,7 +110,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7450,
     "root": 3170,
-    "tests": 52810,
+    "tests": 52900,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
