@@ -74,8 +74,8 @@ class BackupStore:
     def write(self, record: dict[str, Any], variables: Iterable[ParameterServerVariable]) -> None:
         """Copy the variables on their ps, and begin to write the copies with `record`.
 
-        Waits for a backup in progress. Call when no step is in flight. Raises tf.errors.OpError if a
-        ps is lost.
+        Waits for a backup in progress. Call when no step is in flight. Raises tf.errors.OpError if
+        a ps is lost.
         """
         if not self.wait(worker_timeout()):
             self._problems.append(self._problem(TimeoutError("the previous one is in progress")))
