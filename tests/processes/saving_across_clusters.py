@@ -164,7 +164,7 @@ class Halfway:
         self._state = threading.local()
 
     def wait(self):
-        self._barrier.wait(60)
+        self._barrier.wait(600)
 
     def stops(self, function):
         """A function whose third call in a thread goes no further, but for threads that called

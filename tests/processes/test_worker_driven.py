@@ -47,7 +47,7 @@ class Workers:
 
     def end_of(self, process):
         """The exit code of a worker, and what it printed."""
-        process.wait(200)
+        process.wait(600)
         return process.returncode, process.log.read_text()
 
     def told(self, name, **expected):

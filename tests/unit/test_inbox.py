@@ -24,10 +24,10 @@ def test_items_come_in_their_order():
 
 def test_a_put_wakes_a_reader():
     inbox, got = Inbox(), []
-    reader = threading.Thread(target=lambda: got.append(inbox.get(300.0)))
+    reader = threading.Thread(target=lambda: got.append(inbox.get(600.0)))
     reader.start()
     inbox.put("item")
-    reader.join(300.0)
+    reader.join(600.0)
     assert got == ["item"]
 
 
@@ -61,7 +61,7 @@ def test_an_exception_of_a_signal_handler_leaves_the_inbox_usable():
     try:
         interrupter.start()
         with pytest.raises(KeyboardInterrupt):
-            inbox.get(300.0)
+            inbox.get(600.0)
     finally:
         interrupter.join()
         signal.signal(signal.SIGALRM, before)

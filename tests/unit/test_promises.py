@@ -53,7 +53,7 @@ def is_quick(path, function):
 
 
 def is_short(node):
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value < 60
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value < 600
 
 
 def luck_in(path):

@@ -452,7 +452,7 @@ def test_an_exported_model_needs_tensorflow_alone(model, tmp_path):
         check=True,
         cwd=tmp_path,
         env=environment,
-        timeout=300,
+        timeout=600,
     )
     *answers, rows = np.load(tmp_path / "answers.npz").values()
     expected = model.predict(asked, verbose=0)
