@@ -10,15 +10,16 @@ from kerasps.dynamic.key_part import MEETING, AskedKeys
 from kerasps.dynamic.key_pools import add_key_pools
 from kerasps.dynamic.keyed_rows import KeyedRows, keys_of_tables
 from kerasps.dynamic.keys import part_of
-from kerasps.dynamic.row_counts import count_rows, known_rows
+from kerasps.dynamic.row_counts import count_again, count_rows, growing_rows
 
 __all__ = [
     "MEETING",
     "AskedKeys",
     "KeyedRows",
     "add_key_pools",
+    "count_again",
     "count_rows",
+    "growing_rows",
     "keys_of_tables",
-    "known_rows",
     "part_of",
 ]

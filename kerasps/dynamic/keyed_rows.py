@@ -60,6 +60,8 @@ class TableRecord:
         max_rows: the most rows; None for no limit.
         num_parts: the number of parts of the pool.
         known_rows: the number of its rows in each part that was asked last, by its device.
+        made_per_second: how many more rows there were, by device, since they were counted before.
+        counted_at: when they were counted, on `time.monotonic`'s clock; 0.0 before.
         told_nearly: True if its user knows that it is nearly full.
         told_full: True if its user knows that it is full.
         access: finds, makes and removes rows by their ids (see `row_access.TableAccess`).
@@ -80,6 +82,8 @@ class TableRecord:
         self.first_rows, self.salt = first_rows, salt
         self.max_rows, self.num_parts = max_rows, num_parts
         self.known_rows: dict[str, int] = {}
+        self.made_per_second: dict[str, float] = {}
+        self.counted_at = 0.0
         self.told_nearly = self.told_full = False
         self._slots: list[weakref.ref[KeyedStorage]] = []
         self._num_slots = 0
@@ -252,7 +256,7 @@ def no_gradient(name: str) -> UnsupportedError:
     """Return the error of a tape that asks for a gradient that only a step has."""
     return UnsupportedError(
         f"A GradientTape outside of a step asks for the gradient of '{name}', a table without a "
-        "vocabulary, whose rows only a step makes and updates. Expected: a step of `model.fit`, "
-        "`train_on_batch`, or of a function that `strategy.run` runs. Received: a tape in another "
-        "function. Train with one of these."
+        "vocabulary, whose rows only a step makes and updates. Expected: a step of `model.fit` or "
+        "`train_on_batch`, or a function that a `ClusterCoordinator` schedules. Received: a tape "
+        "in another function. Train with one of these."
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -21,17 +22,42 @@ NEARLY_FULL = 0.9
 
 # Functions that read the numbers of a part, for as long as it exists.
 _READERS: weakref.WeakKeyDictionary[KeyPart, OnPS] = weakref.WeakKeyDictionary()
+# The parts with rows of the tables that steps use.
+_IN_USE: weakref.WeakKeyDictionary[TableRecord, list[KeyPart]] = weakref.WeakKeyDictionary()
 
 
-def known_rows(storage: object) -> Callable[[], int] | None:
-    """Return a function that returns the last known number of rows of a table in a part.
+class GrowingRows:
+    """The rows of a table in a part, when they were last counted."""
 
-    Return None if `storage` is of another kind.
-    """
+    def __init__(self, rows: KeyedRows) -> None:
+        # Not the table, which ends with its variable.
+        self._known, self._made = rows.table.known_rows, rows.table.made_per_second
+        self._device = rows.device
+
+    @property
+    def number(self) -> int:
+        """Their number; 0 if they were never counted."""
+        return self._known.get(self._device, 0)
+
+    @property
+    def made_per_second(self) -> float:
+        """How many more there were each second, since they were counted before."""
+        return self._made.get(self._device, 0.0)
+
+
+def growing_rows(storage: object) -> GrowingRows | None:
+    """Return the rows of a table in a part, which are counted from now on; None for others."""
     if not isinstance(storage, KeyedRows):
         return None
-    known, device = storage.table.known_rows, storage.device
-    return lambda: known.get(device, 0)
+    parts = _IN_USE.setdefault(storage.table, [])
+    if storage.part not in parts:
+        parts.append(storage.part)
+    return GrowingRows(storage)
+
+
+def count_again() -> None:
+    """Count the rows of all tables that steps use. Thread: any."""
+    _count(dict(_IN_USE))
 
 
 def count_rows(variables: Iterable[keras.Variable]) -> None:
@@ -39,26 +65,31 @@ def count_rows(variables: Iterable[keras.Variable]) -> None:
 
     A call of each ps for all tables of one width. Thread: any.
     """
-    tables = [
-        variable
-        for variable in variables
-        if isinstance(variable, KeyedVariable) and variable.rows_of_ids is not None
-    ]
-    parts = list(dict.fromkeys(rows.part for table in tables for rows in table.storage.shards))
+    _count(
+        {
+            variable.storage.table: [rows.part for rows in variable.storage.shards]
+            for variable in variables
+            if isinstance(variable, KeyedVariable) and variable.rows_of_ids is not None
+        }
+    )
+
+
+def _count(tables: Mapping[TableRecord, Sequence[KeyPart]]) -> None:
+    parts = list(dict.fromkeys(part for of_table in tables.values() for part in of_table))
     if not parts:
         return
     numbers = dict(zip(parts, call_on_each([_reader(part) for part in parts]), strict=True))
-    for table in tables:
-        of_parts = np.array(
-            [
-                rows.part.counted(numbers[rows.part], rows.table.number)
-                for rows in table.storage.shards
-            ]
-        )
-        record = table.storage.shards[0].table
-        for rows, (count, _) in zip(table.storage.shards, of_parts, strict=True):
-            record.known_rows[rows.device] = int(count)
-        _warn(record, *of_parts.sum(0))
+    now = time.monotonic()
+    for table, of_table in tables.items():
+        of_parts = np.array([part.counted(numbers[part], table.number) for part in of_table])
+        seconds = now - table.counted_at
+        for part, count in zip(of_table, of_parts[:, 0].tolist(), strict=True):
+            made = count - table.known_rows.get(part.device, 0)
+            if table.counted_at:
+                table.made_per_second[part.device] = max(0, made) / max(seconds, 1e-3)
+            table.known_rows[part.device] = count
+        table.counted_at = now
+        _warn(table, *of_parts.sum(0))
 
 
 def _reader(part: KeyPart) -> OnPS:

@@ -82,6 +82,17 @@ class KeyedVariable(ParameterServerVariable, VariableById):
             for rows in self._value.shards
         ]
 
+    def bytes_by_ps(self) -> list[int]:
+        """Return the bytes of its rows and their slots on each ps, when they were last counted."""
+        known = self._value.table.known_rows
+        return [known.get(part.device, 0) * self.row_bytes for part in self._value.shards]
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row and its slots."""
+        sizes = [int(slot.dtype.size) for slot in self._value.table.terms.slots]
+        return self._width * (int(self._value.dtype.size) + sum(sizes))
+
     def take(self, ids: tf.Tensor, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows of ids; a step makes those that it updates.
 

@@ -69,8 +69,8 @@ def _with_axes(rows: tf.Tensor, axes: tf.TensorShape) -> tf.Tensor:
 
 
 def is_sparse(tensor: tf.Tensor) -> bool:
-    """Return whether a tensor, or a symbolic one, is sparse."""
-    return isinstance(tensor, tf.SparseTensor) or bool(getattr(tensor, "sparse", False))
+    """Return whether a tensor is sparse. Keras says so of some symbolic ones that are not."""
+    return isinstance(tensor, tf.SparseTensor)
 
 
 def is_ragged(tensor: tf.Tensor) -> bool:

@@ -42,15 +42,25 @@ class Scaled(keras.layers.Layer):
 
 
 def tables():
-    """A large table in shards, one that is looked up twice, one without a gradient, a small one;
-    and a variable of TensorFlow's own.
+    """A large table in shards, one that is looked up twice, one without a gradient, a small one,
+    one without a vocabulary; and a variable of TensorFlow's own.
     """
     ids = keras.Input((5,), dtype="int64")
     large = keras.layers.Embedding(200_000, 16, name="large")
     twice = keras.layers.Embedding(7_000, 32, name="twice")
     frozen = keras.layers.Embedding(9_000, 8, trainable=False, name="frozen")
     small = keras.layers.Embedding(100, 8, name="small")
-    found = [large(ids), twice(ids % 50), twice(ids % 7), frozen(ids % 90), small(ids % 100)]
+    growing = kerasps.layers.DynamicEmbedding(8, name="growing")
+    growing(np.array([[-1]]))
+    assert (growing.num_rows, len(growing.rows([5])), list(growing.items())) == (0, 1, [])
+    found = [
+        growing(ids * -(10**9)),
+        large(ids),
+        twice(ids % 50),
+        twice(ids % 7),
+        frozen(ids % 90),
+        small(ids % 100),
+    ]
     flat = [keras.layers.Flatten()(x) for x in found]
     model = keras.Model(ids, keras.layers.Dense(1)(Scaled()(keras.layers.Concatenate()(flat))))
     model.compile(keras.optimizers.Adagrad(), "mse")
@@ -115,6 +125,10 @@ def train(strategy, name):
         "pushed_bytes": per_step("bytes_written_per_second"),
         "rows_per_step": per_step("rows_read_per_second"),
         "tables": sorted(looked_up.tables),
+        # Of rows that the run made; with a slot each.
+        "grown_bytes": sum(
+            2 * table.num_bytes for table in strategy.status().tables if "growing" in table.name
+        ),
     }
 
 

@@ -19,5 +19,5 @@ def test_no_update_is_lost_whenever_training_is_interrupted(once, where):
     assert report["problems"] == []
     assert set(report["ways"]) == {"fit", "watched", "on_batch", "failing"}
     assert report["pairs"] > 2
-    assert report["slots"] == report["weights"] == 4
+    assert report["slots"] == report["weights"] == 5
     assert report["stopped"] == 10, "the next fit waited for a worker that does not answer"

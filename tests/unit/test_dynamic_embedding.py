@@ -723,7 +723,6 @@ RAGGED_IDS, RAGGED_WEIGHTS = bags()
         (None, tf.zeros((2, 2)), None, r"Received: float32\. Give the model an input such as"),
         (None, keras.KerasTensor((2,), "float32"), None, "integers or strings. Received: float32"),
         (None, RAGGED_IDS.to_sparse(), None, "Received: a sparse tensor. Give the layer"),
-        (None, keras.KerasTensor((2, 2), "int64", sparse=True), None, "sparse tensor of ids"),
         (None, RAGGED_IDS, RAGGED_WEIGHTS, "Received: weights and `combiner=None`"),
         ("sum", tf.zeros(3, tf.int64), None, r"Received: a dense tensor of shape \(3,\)"),
         ("sum", tf.sparse.from_dense([[[1]]]), None, r"Received: a sparse tensor of shape \(1, 1"),
@@ -809,3 +808,12 @@ def test_the_public_name_is_that_of_the_package():
     assert DynamicEmbedding.__module__ == "kerasps.layers"
     assert keras.saving.get_registered_name(DynamicEmbedding) == "kerasps>DynamicEmbedding"
     assert Path(kerasps.__file__).parent == Path(local_table.__file__).parents[1]
+
+
+@pytest.mark.parametrize("combiner", [None, "sum"])
+def test_ids_that_a_layer_computes_are_taken(combiner):
+    ids = keras.Input((3,), dtype="int64")
+    weights = None if combiner is None else keras.Input((3,))
+    # Keras calls the product of a symbolic tensor and a number sparse.
+    rows = DynamicEmbedding(2, "ones", combiner=combiner)(ids * 2, weights)
+    assert rows.shape == ((None, 3, 2) if combiner is None else (None, 2))

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.cluster.description.worker_devices import FIRST_CPU
-from kerasps.dynamic import known_rows
+from kerasps.dynamic import growing_rows
 from kerasps.runtime.devices import ps_index
 from kerasps.step.contract.compute_messages import InputNames
 from kerasps.step.contract.inventory import Inventory
@@ -154,7 +154,8 @@ class StepPlan:
                 shard.variable.path,
                 math.prod(shard.spec.shape[1:]) * wire_dtype_of(sent_rows(shard.variable)).size,
                 shard in updated,
-                known_rows(shard.storage) or int(shard.spec.shape[0]),
+                math.prod(shard.spec.shape[1:]) * shard.spec.dtype.size,
+                growing_rows(shard.storage) or int(shard.spec.shape[0]),
             )
             for shard in self.table_shards
         ]

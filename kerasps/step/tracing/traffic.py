@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -93,6 +94,32 @@ class LoadReport(Records[TaskLoad]):
         return text_table(rows)
 
 
+class GrowingRows(Protocol):
+    """The rows of a table without a vocabulary on one ps, when they were last counted."""
+
+    @property
+    def number(self) -> int:
+        """Their number."""
+
+    @property
+    def made_per_second(self) -> float:
+        """How many more there were each second, since they were counted before."""
+
+
+class TableSize(NamedTuple):
+    """The size of a table.
+
+    Attributes:
+        num_rows: the number of its rows.
+        num_bytes: their bytes, without those of slots.
+        made_per_second: the rows that a table without a vocabulary gets each second.
+    """
+
+    num_rows: int = 0
+    num_bytes: int = 0
+    made_per_second: float = 0.0
+
+
 @dataclass(frozen=True)
 class TableTraffic:
     """A shard of a table."""
@@ -101,14 +128,15 @@ class TableTraffic:
     name: str  # the path of the table
     row_bytes: int  # the bytes of a row
     is_written: bool  # whether steps write it too
-    # The number of its rows; of a table without a vocabulary, a function that returns the last
-    # number that is known.
-    num_rows: int | Callable[[], int] = 0
+    held_row_bytes: int = 0  # the bytes of a row on the ps
+    num_rows: int | GrowingRows = 0  # the number of its rows
 
     @property
-    def known_rows(self) -> int:
-        """The number of its rows that is known now."""
-        return self.num_rows if isinstance(self.num_rows, int) else self.num_rows()
+    def size(self) -> TableSize:
+        """Its size, as far as is known now."""
+        rows = self.num_rows
+        count, made = (rows, 0.0) if isinstance(rows, int) else (rows.number, rows.made_per_second)
+        return TableSize(count, count * self.held_row_bytes, made)
 
 
 @dataclass(frozen=True)
@@ -246,12 +274,13 @@ class TrafficMeter:
             name: (rows - before.get(name, 0), rows) for name, rows in counted.rows_by_table.items()
         }
 
-    def table_sizes(self) -> dict[str, int]:
-        """Return the number of rows of each table that the last training read."""
-        rows: dict[str, int] = {}
+    def table_sizes(self) -> dict[str, TableSize]:
+        """Return the size of each table that the last training read."""
+        sizes: dict[str, TableSize] = {}
         for table in self._counted.traffic.tables:
-            rows[table.name] = rows.get(table.name, 0) + table.known_rows
-        return rows
+            before = sizes.get(table.name, TableSize())
+            sizes[table.name] = TableSize(*map(operator.add, before, table.size))
+        return sizes
 
 
 def _load(counted: _Counted, ps: int, seconds: float) -> TaskLoad:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from kerasps.cluster.local.local_registry import LocalTasks
 from kerasps.cluster.members.membership import WorkerInfo
+from kerasps.dynamic import count_again
 from kerasps.runtime.connected import closed_error
 from kerasps.runtime.probe import Answer, ask_servers
 from kerasps.step.tracing.traffic import LoadReport
@@ -139,6 +140,7 @@ class StatusReader:
             # A failure here is ignored: the training reports it.
             with contextlib.suppress(Exception):
                 meter.report()
+                count_again()
 
         with self._lock:
             if self._asking is None or not self._asking.is_alive():
@@ -251,11 +253,13 @@ class StatusReader:
         tables = [
             TableStatus(
                 name,
-                rows,
+                size.num_rows,
                 read[name][0] / seconds * speed if seconds and name in read else 0.0,
                 read[name][1] if name in read else 0,
+                size.num_bytes,
+                size.made_per_second,
             )
-            for name, rows in meter.table_sizes().items()
+            for name, size in meter.table_sizes().items()
         ]
         return tuple(sorted(tables, key=lambda table: (-table.rows_read_per_second, table.name)))
 

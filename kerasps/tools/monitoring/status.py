@@ -129,12 +129,16 @@ class TableStatus:
         num_rows: the number of its rows.
         rows_read_per_second: the rows of it that steps read.
         rows_read_total: the rows that steps have read since this process was connected.
+        num_bytes: the bytes of its rows, without those of slots.
+        rows_made_per_second: the rows that a table without a vocabulary gets; 0 for any other.
     """
 
     name: str
     num_rows: int
     rows_read_per_second: float
     rows_read_total: int
+    num_bytes: int = 0
+    rows_made_per_second: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -317,13 +321,21 @@ def table_rows(status: RunStatus) -> Rows:
     """Return a row for each of the most read tables; empty without tables."""
     if not status.tables:
         return []
-    rows: Rows = [("table", "rows", "rows read/s", "rows read in all")]
+    rows: Rows = [("table", "rows", "holds", "rows read/s", "rows read in all", "rows made/s")]
     for table in status.tables[:_MOST_TABLES]:
-        numbers = table.num_rows, table.rows_read_per_second, table.rows_read_total
-        rows.append((_short(table.name), *(f"{number:,.0f}" for number in numbers)))
+        rows.append(
+            (
+                _short(table.name),
+                f"{table.num_rows:,}",
+                num_bytes(table.num_bytes),
+                f"{table.rows_read_per_second:,.0f}",
+                f"{table.rows_read_total:,}",
+                f"{table.rows_made_per_second:,.0f}",
+            )
+        )
     more = len(status.tables) - _MOST_TABLES
     if more > 0:
-        rows.append((f"and {more} more", "", "", ""))
+        rows.append((f"and {more} more", *[""] * 5))
     return rows
 
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from kerasps.dynamic import KeyedRows
+from kerasps.dynamic.table import KeyedVariable
 from kerasps.runtime.devices import ps_index
 from kerasps.step import TRAIN
 from kerasps.step.records.identity import ByIdentity, IdentitySet
@@ -55,6 +57,7 @@ def plan_of(first: FirstStep, script: str, sample_batches: int) -> Plan:
         step=measured.step(),
         sample=SamplePlan(sample.num_batches, sample.mean(sample.num_bytes), sample.unknown),
         worker_memory=measured.worker_memory(),
+        notes=measured.notes(),
     )
 
 
@@ -96,6 +99,8 @@ class _Measured:
         pushes = [push for push in plan.push.pushes if ps_index(push.device) == index]
         mean = self._sample.mean
         counts = sum(len(pull.runs) for pull in pulls if len(pull.runs) > 1)
+        # A key is as long as two ids.
+        keyed = sum(rows for table, rows in tables if not isinstance(table.num_rows, int))
         rows = mean(sum(rows for _, rows in tables)) if tables else 0.0
         pulled = mean(sum(rows * t.row_bytes for t, rows in tables)) if tables else 0.0
         written = [(t, rows) for t, rows in tables if t.is_written]
@@ -111,7 +116,7 @@ class _Measured:
             rows_per_step=rows,
             pulled_bytes=_sum(traffic.dense_read.get(index, 0), pulled),
             pushed_bytes=_sum(traffic.dense_written.get(index, 0), pushed),
-            id_bytes=None if rows is None else _ID_BYTES * (rows + counts),
+            id_bytes=None if rows is None else _ID_BYTES * (rows + keyed + counts),
             # For each pull a reply, and a request if it asks for rows; and the pushes.
             messages=sum(1 + bool(pull.runs) for pull in pulls) + len(pushes),
         )
@@ -153,7 +158,7 @@ class _Measured:
         mean = self._sample.mean
         return VariablePlan(
             path=variable.path,
-            shape=tuple(int(size) for size in variable.shape),
+            shape=_shape(variable),
             dtype=str(variable.dtype),
             num_bytes=sum(_bytes(shard) for shard in variable.shards),
             slot_bytes=sum(
@@ -166,6 +171,15 @@ class _Measured:
                 ShardPlan(ps_index(shard.device), _bytes(shard), mean(rows.get(index, math.nan)))
                 for index, shard in enumerate(variable.shards)
             ),
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a sentence for each table without a vocabulary, whose bytes are not counted."""
+        return tuple(
+            f"'{variable.path}' has no vocabulary, and is not counted: each row takes "
+            f"{variable.row_bytes} bytes with its slots, and some 60 beside."
+            for variable in _on_ps(self._plan.inventory.tables)
+            if isinstance(variable, KeyedVariable) and variable not in self._state
         )
 
     def _read(self, variable: ParameterServerVariable) -> Literal["whole", "rows", "never"]:
@@ -200,8 +214,16 @@ def _on_ps(variables: Iterable[object]) -> list[ParameterServerVariable]:
     ]
 
 
-def _bytes(storage: tf.Variable | PooledRows) -> int:
+def _shape(variable: ParameterServerVariable) -> tuple[int, ...]:
+    """Return the shape of a variable; a table without a vocabulary has no rows yet."""
+    sizes = tuple(int(size) for size in variable.shape)
+    return sizes if variable.has_whole_value else (0, *sizes[1:])
+
+
+def _bytes(storage: tf.Variable | PooledRows | KeyedRows) -> int:
     """Return the bytes of a `tf.Variable`, or of another storage of a shard."""
+    if isinstance(storage, KeyedRows):
+        return 0  # nobody knows how many rows it will have
     return int(math.prod(storage.shape) * storage.dtype.size)
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kerasps._private_names import FIT
+from kerasps.dynamic.room import MOST_PLACES
+from kerasps.dynamic.row_access import RowAccess, TableAccess
+from kerasps.dynamic.table import KeyedVariable
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 from kerasps.tools.plan.dry_run import DRY_RUN, HereInstead, PlanError, here_instead
@@ -85,6 +90,36 @@ def write_pooled(
     return self if tf.executing_eagerly() else original(self, value, *args, **kw)
 
 
+def places_on(original: Original, device: str, row_bytes: int) -> int:
+    """`places_on`: return as many places as there may be, which have no memory."""
+    return MOST_PLACES
+
+
+def no_rows(original: Original, self: KeyedVariable) -> int:
+    """`KeyedVariable.num_rows`: return 0, since no step makes rows."""
+    return 0
+
+
+def look_up_none(original: Original, self: KeyedVariable, ids: tf.Tensor) -> tf.Tensor:
+    """`KeyedVariable._look_up`: read rows of zeros, since there are none."""
+    return tf.zeros(tf.concat([tf.shape(ids), self._value.shape[1:]], 0), self._value.dtype)
+
+
+def read_no_rows(original: Original, self: RowAccess, ids: np.ndarray) -> np.ndarray:
+    """`RowAccess.read`: return rows of zeros, since there are none."""
+    return np.zeros([len(ids), self.width], self.dtype.as_numpy_dtype)
+
+
+def no_ids(original: Original, self: TableAccess) -> np.ndarray:
+    """`TableAccess.sorted_ids`: return none, since there are no rows."""
+    return np.zeros(0, np.int64)
+
+
+def no_items(original: Original, self: RowAccess, batch: int) -> Iterator[Any]:
+    """`RowAccess.items`: return none, since there are no rows."""
+    return iter(())
+
+
 def _has_no_value(variable: object) -> bool:
     # The patched methods are TensorFlow's, so other variables call them too.
     if not isinstance(variable, NamedVariable) or variable.takes_values:
@@ -139,6 +174,8 @@ def make_other(original: Original, self: object, *args: object, **kwargs: object
 
 _VARIABLE = "ResourceVariable"
 _NAMED = "kerasps.variables.storage.named:NamedVariable"
+_KEYED = "kerasps.dynamic.table:KeyedVariable"
+_ACCESS = "kerasps.dynamic.row_access"
 _POOLED = "kerasps.variables.rows.pooled_rows:PooledRows"
 # Only `kerasps plan` installs them.
 # fmt: off
@@ -169,6 +206,15 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_NAMED, "_read_variable_op", read_variable, FIT, "large values are left out",
           TENSORFLOW),
     Patch(_NAMED, "sparse_read", read_rows, FIT, "large values are left out", TENSORFLOW),
+    Patch("kerasps.dynamic.room", "places_on", places_on, FIT, "a dry run has no tasks",
+          TENSORFLOW),
+    Patch(_KEYED, "num_rows", no_rows, FIT, "a dry run makes no rows", TENSORFLOW),
+    Patch(_KEYED, "_look_up", look_up_none, FIT, "a dry run makes no rows", TENSORFLOW),
+    Patch(f"{_ACCESS}:RowAccess", "read", read_no_rows, FIT, "a dry run makes no rows",
+          TENSORFLOW),
+    Patch(f"{_ACCESS}:RowAccess", "items", no_items, FIT, "a dry run makes no rows", TENSORFLOW),
+    Patch(f"{_ACCESS}:TableAccess", "sorted_ids", no_ids, FIT, "a dry run makes no rows",
+          TENSORFLOW),
     Patch(_POOLED, "_read", read_pooled, FIT, "large values are left out", TENSORFLOW),
     Patch(_POOLED, "assign", write_pooled, FIT, "large values are left out", TENSORFLOW),
 )

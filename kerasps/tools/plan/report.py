@@ -25,6 +25,7 @@ class VariablePlan:
     """A variable of the model."""
 
     path: str
+    # With 0 rows if it is a table without a vocabulary.
     shape: tuple[int, ...]
     dtype: str
     # Without those of slots.

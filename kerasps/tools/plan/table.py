@@ -89,7 +89,7 @@ def _variables(plan: Plan) -> Table:
     for variable in plan.variables[:MAX_VARIABLES]:
         table.add_row(
             variable.path,
-            " x ".join(f"{size:,}" for size in variable.shape) or "scalar",
+            " x ".join(f"{size:,}" if size else "any" for size in variable.shape) or "scalar",
             num_bytes(variable.num_bytes),
             num_bytes(variable.slot_bytes),
             variable.read,

@@ -143,6 +143,8 @@ class PlacementLedger:
         self._held: dict[int, Held] = {}
         # For variables that steps use by rows: whether they are small, name and bytes.
         self._looked_up: dict[int, tuple[bool, str, int]] = {}
+        # Those that have no number of rows.
+        self._growing: dict[int, weakref.ref[Any]] = {}
 
     def place(self, num_bytes: int) -> int:
         """Return the index of the ps that a new variable of `num_bytes` bytes goes to."""
@@ -213,17 +215,24 @@ class PlacementLedger:
     def note_looked_up(self, variables: Iterable[Any], *, small: bool) -> None:
         """Record that steps use Keras variables by rows, and whether they fetch them whole."""
         for variable in variables:
-            num_bytes = 0  # of a table without a vocabulary
-            if variable.has_whole_value:
-                num_bytes = math.prod(variable.shape) * variable.storage.dtype.size
+            if not variable.has_whole_value:
+                self._note_growing(variable)
+                continue
+            num_bytes = math.prod(variable.shape) * variable.storage.dtype.size
             if id(variable) not in self._looked_up:
                 weakref.finalize(variable, self._looked_up.pop, id(variable), None)
             self._looked_up[id(variable)] = (small, variable.path, num_bytes)
 
+    def _note_growing(self, variable: Any) -> None:
+        if id(variable) not in self._growing:
+            self._growing[id(variable)] = weakref.ref(variable)
+            weakref.finalize(variable, self._growing.pop, id(variable), None)
+
     def placement(self) -> Placement:
-        """Return the current placement."""
+        """Return the current placement; of tables without a vocabulary, that of the last count."""
         all_held: list[list[Held]] = [[] for _ in range(self._num_ps)]
-        for held in list(self._held.values()):
+        growing = [part for table in self._all_growing() for part in table]
+        for held in [*self._held.values(), *growing]:
             all_held[held.ps].append(held)
         return Placement(
             [
@@ -238,8 +247,20 @@ class PlacementLedger:
             self._all_looked_up(),
         )
 
+    def _all_growing(self) -> list[list[Held]]:
+        """Return what each ps holds of each table without a vocabulary, and of its slots."""
+        tables = [table for ref in list(self._growing.values()) if (table := ref()) is not None]
+        return [
+            [Held(table.path, ps, size, False) for ps, size in enumerate(table.bytes_by_ps())]
+            for table in tables
+        ]
+
     def _all_looked_up(self) -> LookedUp:
         known = list(self._looked_up.values())
+        known += [
+            (False, table[0].name, sum(part.num_bytes for part in table))
+            for table in self._all_growing()
+        ]
         tables, small = ([entry for entry in known if entry[0] is kind] for kind in (False, True))
         return LookedUp(
             tuple(name for _, name, _ in tables),
