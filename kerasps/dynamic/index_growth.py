@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,7 @@ _MOVED = 4096
 # between two moves. With a million new keys a second, one is seen to be nearly full in time.
 _SOON_S, _LATE_S, _PAUSE_S = 0.25, 2.0, 0.001
 _STOP_S = 5.0
+_NUMBER = tf.TensorSpec([], tf.int64)
 
 
 class IndexGrowth:
@@ -67,40 +69,50 @@ class IndexGrowth:
             try:
                 with separate_executor():
                     waits.append(growing.tend(self._is_over))
-            except Exception:  # such as while the cluster closes, or a ps is lost, which steps report
+            except (
+                Exception
+            ):  # such as while the cluster closes, or a ps is lost, which steps report
                 with self._lock, contextlib.suppress(KeyError, TypeError):
                     del self._growing[part()]
         return min(waits)
 
 
 class _Growing:
-    """The index of a part that is watched, and the functions that its ps runs for it."""
+    """The index of a part that is watched, and the functions that its ps runs for it.
+
+    They are traced when they are first needed: a trace takes longer than many tables live.
+    """
 
     def __init__(self, part: KeyPart, mutex: tf.Tensor) -> None:
-        device, number = part.device, tf.TensorSpec([], tf.int64)
         # Functions keep what they refer to, and the end of a part ends its resources.
-        known = weakref.ref(part)
-
-        def of_part(work: Callable[..., object]) -> Callable[..., object]:
-            return lambda *arguments: work(known(), *arguments)
-
-        self._prepare = OnPS(
-            device, of_part(lambda part: part.index.prepare(part.num_keys())), mutex=mutex
-        )
-        self._fill = OnPS(device, of_part(lambda part, log: part.index.fill(log)), number)
-        self._begin = OnPS(
-            device,
-            of_part(lambda part, log: part.index.begin(log, part.top())),
-            number,
-            mutex=mutex,
-        )
-        self._move = OnPS(
-            device,
-            of_part(lambda part, count: part.index.move(count, part.keys_between)),
-            number,
-            mutex=mutex,
-        )
+        self._part, self._device, self._mutex = weakref.ref(part), part.device, mutex
         self._room, self._wait = 0, _SOON_S
+
+    def _on_ps(
+        self, body: Callable[..., object], *specs: tf.TensorSpec, locked: bool = True
+    ) -> OnPS:
+        return OnPS(
+            self._device,
+            functools.partial(_of_part, self._part, body),
+            *specs,
+            mutex=self._mutex if locked else None,
+        )
+
+    @functools.cached_property
+    def _prepare(self) -> OnPS:
+        return self._on_ps(lambda part: part.index.prepare(part.num_keys()))
+
+    @functools.cached_property
+    def _fill(self) -> OnPS:
+        return self._on_ps(lambda part, log: part.index.fill(log), _NUMBER, locked=False)
+
+    @functools.cached_property
+    def _begin(self) -> OnPS:
+        return self._on_ps(lambda part, log: part.index.begin(log, part.top()), _NUMBER)
+
+    @functools.cached_property
+    def _move(self) -> OnPS:
+        return self._on_ps(lambda part, count: part.index.move(count, part.keys_between), _NUMBER)
 
     def tend(self, is_over: threading.Event) -> float:
         """Look at the index, and grow it if it is nearly full; return the seconds to wait."""
@@ -126,6 +138,12 @@ class _Growing:
             (left,) = (int(number) for number in self._move.run_once(_MOVED))
         if left == 0:
             self._give(EMPTY_LOG)
+
+
+def _of_part(
+    known: weakref.ref[KeyPart], body: Callable[..., object], *arguments: tf.Tensor
+) -> object:
+    return body(known(), *arguments)
 
 
 def _run(growth_of: weakref.ref[IndexGrowth], is_over: threading.Event) -> None:

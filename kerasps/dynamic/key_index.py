@@ -63,13 +63,8 @@ class KeyIndex:
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """Return the place of each key, 0 for one that has none. Needs no lock."""
-        places, is_sure = self._attempt(keys)
-
-        def again() -> tf.Tensor:
-            first = (tf.zeros_like(keys), tf.constant(False))
-            return tf.while_loop(lambda _, done: ~done, lambda *_: self._attempt(keys), first)[0]
-
-        return tf.cond(is_sure, lambda: tf.identity(places), again)
+        first = (tf.zeros_like(keys), tf.constant(False))
+        return tf.while_loop(lambda _, sure: ~sure, lambda *_: self._attempt(keys), first)[0]
 
     def _attempt(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Look keys up; return their places, and whether these are sure."""
@@ -113,9 +108,7 @@ class KeyIndex:
                 inserted = tf.raw_ops.LookupTableInsertV2(
                     table_handle=table.handle,
                     keys=tf.concat([tf.fill([fill], UNUSED_KEYS[2]), keys], 0),
-                    values=tf.concat(
-                        [tf.zeros([fill], tf.int32), tf.cast(places, tf.int32)], 0
-                    ),
+                    values=tf.concat([tf.zeros([fill], tf.int32), tf.cast(places, tf.int32)], 0),
                 )
             with tf.control_dependencies([inserted]):
                 return tf.identity(held)
