@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import weakref
@@ -69,11 +68,11 @@ class IndexGrowth:
             try:
                 with separate_executor():
                     waits.append(growing.tend(self._is_over))
-            except (
-                Exception
-            ):  # such as while the cluster closes, or a ps is lost, which steps report
-                with self._lock, contextlib.suppress(KeyError, TypeError):
-                    del self._growing[part()]
+            except Exception:  # the cluster closes, or a ps is lost, which steps report
+                known = part()
+                if known is not None:
+                    with self._lock:
+                        self._growing.pop(known, None)
         return min(waits)
 
 

@@ -241,7 +241,7 @@ class KeyIndex:
         return tf.cond(_is_even(phase), lambda: tf.constant(-1, tf.int64), some)
 
     def _numbers(self, *at: int) -> list[tf.Tensor]:
-        return tf.unstack(self._state.gather(tf.constant(at, tf.int32)), len(at))
+        return list(tf.unstack(self._state.gather(tf.constant(at, tf.int32)), len(at)))
 
     def _set(self, numbers: dict[int, tf.Tensor]) -> tf.Operation:
         return tf.raw_ops.ResourceScatterUpdate(
