@@ -5,7 +5,8 @@
 
 `steps` trains 26 tables of 16 columns, batches of 128, ids by Zipf's law: fixed tables; tables
 without a vocabulary that get no new ids; and some that get 2% new ids. `growth` makes rows in one
-table, and prints the slowest push, the memory of a row, and a step at few rows and at many.
+table, and prints what the table takes before its first row, how long calls with new rows take
+(in turn with calls that have none), the memory of a row, and a step at few rows and at many.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import kerasps
 TABLES, HEIGHT, WIDTH, BATCH_SIZE, STEPS = 26, 100_000, 16, 128, 200
 # The rows of a table that is small beside one that grows.
 FEW = 100_000
+# The rows of a call; those that are timed; those of a call that is not.
+PIECE, MEASURED_ROWS, LARGE_PIECE = 4096, 5_000_000, 1 << 17
 
 
 class _Steps:
@@ -91,18 +94,30 @@ def compare_steps(options: argparse.Namespace) -> None:
             milliseconds(model, same, epochs=2)
         of_fixed, of_same, of_new = [], [], []
         for _ in range(options.rounds):
+            # On a busy machine, the two of a pair have to be near in time.
             fixed = milliseconds(steps.fixed, same, epochs=2)
             of_same.append(milliseconds(steps.dynamic, same, epochs=2) / fixed)
             of_fixed.append(fixed)
             # New ids are new once, so this epoch is the first of its data, for both.
             first = milliseconds(steps.fixed, same)
             of_new.append(milliseconds(steps.dynamic, steps.data(0.02)) / first)
-    print("| ps | steps per execution | fixed | none new / fixed | 2% new / fixed |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| ps | steps per execution | fixed | none new / fixed | 2% new / fixed | load |")
+    print("| --- | --- | --- | --- | --- | --- |")
     print(
         f"| {options.ps} | {options.steps_per_execution} | {statistics.median(of_fixed):.2f} ms "
-        f"| {statistics.median(of_same):.2f} | {statistics.median(of_new):.2f} |"
+        f"| {spread(of_same)} | {spread(of_new)} | {load()} |"
     )
+
+
+def spread(values: list[float]) -> str:
+    """Return the median, and the quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def load() -> str:
+    """Return the load of the machine in the last minute."""
+    return f"{psutil.getloadavg()[0]:.0f}"
 
 
 def resident() -> int:
@@ -114,32 +129,74 @@ def grow(options: argparse.Namespace) -> None:
     """Print what many rows cost."""
     with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
         strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
-        began = time.perf_counter()
-        before = resident()
+        began, before = time.perf_counter(), resident()
         with strategy.scope():
-            table = kerasps.layers.DynamicEmbedding(WIDTH)
-            inputs = keras.Input((TABLES,), dtype="int64")
-            output = keras.layers.Dense(1)(keras.layers.Flatten()(table(inputs)))
-            model = keras.Model(inputs, output)
-            model.compile("sgd", "mse", steps_per_execution=10)
-        print(f"there in {time.perf_counter() - began:.1f} s, {(resident() - before) >> 20} MiB")
+            table = kerasps.layers.DynamicEmbedding(WIDTH, max_rows=10**9)
+            table.build()
+        seconds = time.perf_counter() - began
+        print(
+            f"a table of up to 10**9 rows is there in {seconds:.1f} s, "
+            f"with {(resident() - before) >> 20} MiB; load {load()}"
+        )
+        with strategy.scope():
+            model = _one_table(table)
+            fixed = _one_table(keras.layers.Embedding(FEW, WIDTH))
         few = kerasps.DatasetCreator(lambda context: _ids(FEW))
         table.load_rows(np.arange(FEW), np.zeros((FEW, WIDTH), "float32"))
-        milliseconds(model, few, epochs=2)
-        at_few = statistics.median(milliseconds(model, few, epochs=2) for _ in range(5))
-        begin, rows_before, slowest = resident(), table.num_rows, 0.0
-        piece = 4096
-        zeros = np.zeros((piece, WIDTH), "float32")
-        for first in range(10**6, 10**6 + options.rows, piece):
-            started = time.perf_counter()
-            table.embeddings.write_rows(np.arange(first, first + piece), zeros)
-            if first > 10**6:  # the first call traces
-                slowest = max(slowest, time.perf_counter() - started)
+        at_few = _against(model, fixed, few, options.rounds)
+        begin, rows_before = resident(), table.num_rows
+        slowest_pushes(table, min(options.rows, MEASURED_ROWS))
         made = table.num_rows - rows_before
-        print(f"{made:,} rows: {(resident() - begin) / made - WIDTH * 4:.0f} bytes beside a row; ")
-        print(f"slowest call with {piece} new rows {slowest * 1e3:.1f} ms")
-        at_many = statistics.median(milliseconds(model, few, epochs=2) for _ in range(5))
-        print(f"step at {table.num_rows:,} rows / at {rows_before:,}: {at_many / at_few:.2f}")
+        print(f"{(resident() - begin) / made - WIDTH * 4:.0f} bytes beside a row")
+        for first in range(10**6 + MEASURED_ROWS, 10**6 + options.rows, LARGE_PIECE):
+            ids = np.arange(first, min(first + LARGE_PIECE, 10**6 + options.rows))
+            table.load_rows(ids, np.zeros((len(ids), WIDTH), "float32"))
+        at_many = _against(model, fixed, few, options.rounds)
+        print(
+            f"{(resident() - begin) / (table.num_rows - rows_before) - WIDTH * 4:.0f} bytes beside"
+        )
+        print(
+            f"step at {table.num_rows:,} rows / at {rows_before:,}, each against a fixed table: "
+            f"{at_many:.2f} / {at_few:.2f} = {at_many / at_few:.2f}; load {load()}"
+        )
+
+
+def slowest_pushes(table: kerasps.layers.DynamicEmbedding, num_rows: int) -> None:
+    """Print how long calls take that make rows, and such that write the same rows, in turn."""
+    zeros = np.zeros((PIECE, WIDTH), "float32")
+    old = np.arange(PIECE)
+    of_new, of_old = [], []
+    for first in range(10**6, 10**6 + num_rows, PIECE):
+        for ids, times in ((np.arange(first, first + PIECE), of_new), (old, of_old)):
+            started = time.perf_counter()
+            table.embeddings.write_rows(ids, zeros)
+            times.append((time.perf_counter() - started) * 1e3)
+    for name, times in (("new", of_new[1:]), ("old", of_old[1:])):  # the first calls trace
+        quantiles = ", ".join(f"{np.quantile(times, q):.1f}" for q in (0.5, 0.9, 0.99, 0.999))
+        late = sum(value > 5 for value in times)
+        print(
+            f"calls with {PIECE} {name} rows: 50, 90, 99, 99.9%: {quantiles} ms; slowest "
+            f"{max(times):.1f}; {late} of {len(times)} over 5 ms; load {load()}"
+        )
+
+
+def _one_table(table: keras.layers.Layer) -> keras.Model:
+    inputs = keras.Input((TABLES,), dtype="int64")
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(table(inputs))))
+    model.compile("sgd", "mse", steps_per_execution=10)
+    return model
+
+
+def _against(
+    model: keras.Model, fixed: keras.Model, data: kerasps.DatasetCreator, rounds: int
+) -> float:
+    """Return the median ratio of steps of two models."""
+    for each in (model, fixed):
+        milliseconds(each, data, epochs=2)
+    return statistics.median(
+        milliseconds(model, data, epochs=2) / milliseconds(fixed, data, epochs=2)
+        for _ in range(rounds)
+    )
 
 
 def _ids(height: int) -> tf.data.Dataset:
@@ -156,10 +213,11 @@ def main() -> None:
     steps = commands.add_parser("steps")
     steps.add_argument("--ps", type=int, default=1)
     steps.add_argument("--steps-per-execution", type=int, default=10)
-    steps.add_argument("--rounds", type=int, default=7)
+    steps.add_argument("--rounds", type=int, default=15)
     steps.set_defaults(run=compare_steps)
     growth = commands.add_parser("growth")
     growth.add_argument("--rows", type=int, default=5_000_000)
+    growth.add_argument("--rounds", type=int, default=7)
     growth.set_defaults(run=grow)
     options = parser.parse_args()
     options.run(options)

@@ -56,6 +56,7 @@ GRADIENTS = Feature("`tf.gradients`", ("tensorflow:gradients",))
 MESSAGES = Feature("short and clear messages", is_dispensable=True)
 RANDOM_FUNCTIONS = Feature("a function in a step that draws random numbers")
 RECURRENT = Feature("recurrent layers", ("keras:layers.GRU.call", "keras:layers.LSTM.call"))
+SUMMARIES = Feature("`model.summary()` of tables without a vocabulary", is_dispensable=True)
 TRACES = Feature("traces of tasks", ("kerasps.tools.tracing:Trace.on_train_begin",))
 VALIDATION_SPLIT = Feature("`validation_split`")
 
@@ -190,6 +191,8 @@ _NAMES = (
         "all functions named `gradients` call `_GradientsHelper`"),
     Row("keras_rnn", f"{_K}.backend.tensorflow.rnn", RECURRENT,
         "has `_is_gpu_available`, by which recurrent layers choose cuDNN"),
+    Row("keras_summary", f"{_K}.utils.summary_utils", SUMMARIES,
+        "has `count_params` and `weight_memory_size`, which count elements by shapes"),
     Row("keras_numpy", f"{_K}.backend.tensorflow:numpy", FIT, "`keras.layers.Embedding` reads its "
         "table by `take`", later=f"{_K}.backend.tensorflow.ops:numpy"),
     Row("CancellationManagerContext", f"{_T}.eager.cancellation:CancellationManagerContext", FIT,

@@ -112,11 +112,13 @@ class CoordinatorHost(BaseHost, HostOfWorkers):
     def leave_cluster(self) -> None:
         """Stop watching the tasks, since this process ends."""
         self.membership.stop()
+        self.extended.key_pools.stop()
         wait_for_calls(_CALLS_S)
 
     def note_closing(self) -> None:
         """Stop watching the tasks, since they end on purpose."""
         self.membership.close()
+        self.extended.key_pools.stop()
 
     def close(self, disconnect: Callable[[], None]) -> None:
         """End all calls to workers of this process, which continues without them."""

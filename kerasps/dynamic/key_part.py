@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic.first_rows import FirstRows
+from kerasps.dynamic.key_index import EMPTY_LOG, START_LOG, KeyIndex, first_state
 from kerasps.dynamic.keys import from_halves, halves, salt_of, unmixed
 from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.rows.row_pools import take_memory
@@ -110,7 +111,7 @@ class KeyPart:
         width: the number of elements of a row.
         capacity: the number of places.
         make: makes a variable (see `variables.NamedVariable`).
-        make_index: makes an index on a device.
+        make_index: makes a hash table on a device, with a number of buckets.
 
     Attributes:
         device: as given.
@@ -129,13 +130,15 @@ class KeyPart:
         dtype: tf.DType,
         capacity: int,
         make: Callable[..., NamedVariable],
-        make_index: Callable[[str], NamedIndex],
+        make_index: Callable[[str, int], NamedIndex],
         *,
         trainable: bool,
     ) -> None:
         self.device, self.capacity = device, capacity
         self._width, self._make = width, make
-        self.index = make_index(device)
+        tables = make_index(device, 1 << START_LOG), make_index(device, 1 << EMPTY_LOG)
+        self._state = self._variable([6], tf.int64, "index", first_state)
+        self.index = KeyIndex(device, tables, self._state)
         num_numbers = _HEADER + 2 * MOST_TABLES
         self.numbers = self._variable(
             [num_numbers],
@@ -165,7 +168,7 @@ class KeyPart:
     @property
     def variables(self) -> list[NamedVariable]:
         """All variables of the part."""
-        first = [self.numbers, self.keys, self.tags, self.free, self.rows]
+        first = [self._state, self.numbers, self.keys, self.tags, self.free, self.rows]
         return [*first, *self._slots.values()]
 
     def store(self, holder: NamedVariable) -> RowStore:
@@ -202,16 +205,10 @@ class KeyPart:
         with tf.control_dependencies([self._write(self.tags, [0], [NO_TABLE])]):
             return tf.constant(0)
 
-    def find(self, keys: tf.Tensor) -> tf.Tensor:
-        """Return the place of each key, 0 for one that has none."""
-        return tf.raw_ops.LookupTableFindV2(
-            table_handle=self.index.handle, keys=keys, default_value=np.int64(0)
-        )
-
     def look_up(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
         """Return the row of each key; of one that has none, the first row. Changes nothing."""
         # A row is complete before the index has its key.
-        places, local = self.find(asked.keys), asked.table_of
+        places, local = self.index.find(asked.keys), asked.table_of
         rows = self.store(self.rows).gather(places)
         tags = self.store(self.tags).gather(places)
         numbers = _of_tables([table.number for table in tables], local, np.int32)
@@ -229,7 +226,7 @@ class KeyPart:
 
     def look_up_slot(self, number: int, slot: SlotTerms, keys: tf.Tensor) -> tf.Tensor:
         """Return a table's rows of a slot; where it has not begun, the value that it begins as."""
-        places = self.find(keys)
+        places = self.index.find(keys)
         rows = self.store(self.slot(slot)).gather(places)
         tags = self.store(self.tags).gather(places)
         begun = tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1))
@@ -241,7 +238,7 @@ class KeyPart:
 
         A row for which there is no room is not made, but counted; its place is 0.
         """
-        places = self.find(asked.keys)
+        places = self.index.find_locked(asked.keys)
         tags = self.store(self.tags).gather(places)
         complete = [table.number * 2**SLOT_BITS + _newest(table) for table in tables]
         are_complete = tf.equal(tags, _of_tables(complete, asked.table_of, np.int32))
@@ -300,10 +297,8 @@ class KeyPart:
         writes.append(self._write(self.tags, tf.gather(places, due), tf.gather(new_tags, due)))
         with tf.control_dependencies(writes):
             has_place = tf.where(new_places > 0)[:, 0]
-            insert = tf.raw_ops.LookupTableInsertV2(
-                table_handle=self.index.handle,
-                keys=tf.gather(new_keys, has_place),
-                values=tf.gather(new_places, has_place),
+            insert = self.index.insert(
+                tf.gather(new_keys, has_place), tf.gather(new_places, has_place)
             )
         with tf.control_dependencies([insert]):
             return tf.identity(places)
@@ -375,13 +370,26 @@ class KeyPart:
         keys = self.store(self.keys).gather(places)
         return places, unmixed(keys) - salt_in_pool(number)
 
+    def keys_between(self, first: tf.Tensor, last: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the places of a range that have rows, and their keys."""
+        tags = self.store(self.tags).gather(tf.range(first, last))
+        places = tf.where(tags > NO_TABLE)[:, 0] + first
+        return places, self.store(self.keys).gather(places)
+
+    def num_keys(self) -> tf.Tensor:
+        """Return the number of rows of all tables."""
+        top, num_free = tf.unstack(
+            self.store(self.numbers).gather(tf.constant([_TOP, _NUM_FREE], tf.int32)), 2
+        )
+        return top - 1 - num_free
+
     def remove(self, number: int, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Remove the rows of a table among `count` places; return how many. Under the lock."""
         return self._remove(number, self.piece(number, first, count)[0])
 
     def remove_keys(self, number: int, keys: tf.Tensor) -> tf.Tensor:
         """Remove a table's rows of different keys; return how many there were. Under the lock."""
-        places = self.find(keys)
+        places = self.index.find_locked(keys)
         is_there = tf.equal(_table_in(self.store(self.tags).gather(places)), number)
         return self._remove(number, tf.gather(places, tf.where(is_there)[:, 0]))
 
@@ -390,7 +398,7 @@ class KeyPart:
         header = self.store(self.numbers).gather(tf.constant([_NUM_FREE], tf.int32))
         keys = self.store(self.keys).gather(places)
         with tf.control_dependencies([keys]):
-            taken = tf.raw_ops.LookupTableRemoveV2(table_handle=self.index.handle, keys=keys)
+            taken = self.index.remove(keys)
         with tf.control_dependencies([taken]):
             tags = tf.fill(tf.shape(places), np.int32(NO_TABLE))
             writes = [

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.dynamic.index_growth import IndexGrowth
 from kerasps.dynamic.key_part import MOST_TABLES, PIECE, KeyPart
 from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, TableRecord
 from kerasps.dynamic.room import places_on
@@ -33,17 +34,19 @@ class PoolTerms:
     Attributes:
         devices: the devices of all ps.
         make: makes a variable (see `variables.NamedVariable`).
-        make_index: makes an index on a device.
+        make_index: makes a hash table on a device, with a number of buckets.
         mutex: returns the lock of a ps.
         is_lasting: whether several processes share the pools by name, so that a pool and the
             number of a table outlive them.
+        growth: watches the indexes of their parts.
     """
 
     devices: Sequence[str]
     make: Callable[..., NamedVariable]
-    make_index: Callable[[str], NamedIndex]
+    make_index: Callable[[str, int], NamedIndex]
     mutex: Callable[[str], tf.Tensor]
     is_lasting: bool
+    growth: IndexGrowth
 
 
 class KeyPool:
@@ -68,6 +71,8 @@ class KeyPool:
             )
             for device in terms.devices
         ]
+        for part in self.parts:
+            terms.growth.watch(part, terms.mutex(part.device))
         self._terms, self._trainable = terms, trainable
         self._next_table = itertools.count()
         self._free_tables: list[int] = []
@@ -147,6 +152,10 @@ class KeyPools:
         parts = [part for pool in self._pools.values() for part in pool.parts]
         return [variable for part in parts for variable in part.variables]
 
+    def stop(self) -> None:
+        """Stop watching indexes, since the cluster closes or this process ends."""
+        self._terms.growth.stop()
+
     def begins(self, variable: Any, initializer: object) -> bool:
         """Make the storage of a new variable if it is a table of ids, or a slot of one.
 
@@ -193,5 +202,5 @@ def add_key_pools(extended: Extended, *, is_lasting: bool = False) -> None:
     """
     devices = [ps_device(ps) for ps in range(extended.num_ps)]
     make, make_index = extended.new_variable, extended.new_index
-    terms = PoolTerms(devices, make, make_index, extended.mutex, is_lasting)
+    terms = PoolTerms(devices, make, make_index, extended.mutex, is_lasting, IndexGrowth())
     extended.key_pools = KeyPools(terms, lambda: extended.beside)

@@ -101,7 +101,8 @@ class TableRecord:
     def terms(self) -> TableTerms:
         """The table as a part knows it, with its present slots."""
         alive = [slot for ref in self._slots if (slot := ref()) is not None]
-        most = None if self.max_rows is None else -(-self.max_rows // self.num_parts)
+        # Rounded down, so that all shares are at most `max_rows`.
+        most = None if self.max_rows is None else max(1, self.max_rows // self.num_parts)
         slots = tuple(slot.terms for slot in alive if slot.terms is not None)
         return TableTerms(self.number, self.first_rows, self.salt, most, slots)
 

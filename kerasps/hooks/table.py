@@ -15,6 +15,7 @@ from kerasps._private_names import (
     GRADIENTS,
     MESSAGES,
     RECURRENT,
+    SUMMARIES,
 )
 from kerasps.hooks import (
     backups,
@@ -68,6 +69,10 @@ PATCHES: tuple[Patch, ...] = (
           "makes the metrics and the optimizer's state of a model of ours in the scope", KERAS),
     Patch("keras:layers.Layer", "_open_name_scope", models.open_name_scope, FIT,
           "builds a model of ours in the scope, also when called outside of it", KERAS),
+    Patch("keras_summary", "count_params", variables.count_params, SUMMARIES,
+          "counts the rows that a table without a vocabulary has", KERAS),
+    Patch("keras_summary", "weight_memory_size", variables.memory_size, SUMMARIES,
+          "counts the rows that a table without a vocabulary has", KERAS),
     Patch(_OPTIMIZER, "add_variable", optimizers.add_variable, FIT,
           "makes the state of an optimizer of ours in the scope", KERAS),
     Patch(_OPTIMIZER, "add_variable_from_reference", optimizers.add_slot, FIT,

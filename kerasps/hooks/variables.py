@@ -66,6 +66,32 @@ def lookup_sparse(
     return original([_of_value(param) for param in params], *args, **kwargs)
 
 
+def count_params(original: Original, weights: Iterable[keras.Variable]) -> int:
+    """`count_params` of a layer, and of a summary: tables of any ids count the rows they have."""
+    sizes, others = _with_rows(weights)
+    return int(original(others)) + sum(size for size, _ in sizes)
+
+
+def memory_size(original: Original, weights: Iterable[keras.Variable]) -> float:
+    """`weight_memory_size` of a summary: tables of any ids count the rows they have."""
+    sizes, others = _with_rows({id(weight): weight for weight in weights}.values())
+    return float(original(others)) + sum(size * item for size, item in sizes)
+
+
+def _with_rows(
+    weights: Iterable[keras.Variable],
+) -> tuple[list[tuple[int, int]], list[keras.Variable]]:
+    """Return the elements and their bytes of each table without a vocabulary; and all others."""
+    weights = list(weights)
+    tables = [weight for weight in weights if not getattr(weight, "has_whole_value", True)]
+    others = [weight for weight in weights if getattr(weight, "has_whole_value", True)]
+    sizes = [
+        (table.num_rows * int(table.shape[1]), int(tf.as_dtype(table.dtype).size))
+        for table in tables
+    ]
+    return sizes, others
+
+
 class _Rows(_compat.base_class("NativeObject")):  # type: ignore[misc]
     """A variable of ours that TensorFlow passes on to the lookup, and does not read as a tensor."""
 

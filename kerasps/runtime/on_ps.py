@@ -120,12 +120,12 @@ class OnPS:
         """
         return call_on_each([self], *arguments)
 
-    def run_once(self) -> list[np.ndarray]:
+    def run_once(self, *arguments: object) -> list[np.ndarray]:
         """Run it once; return the values of its results. Use it for functions that must run once.
 
         A call that fails because another task ended has done nothing, and is retried. Thread: any.
         """
-        taken = persist(self.start)
+        taken = persist(lambda: self.start(*arguments))
         return persist(functools.partial(fetch, taken))
 
 

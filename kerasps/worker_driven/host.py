@@ -113,6 +113,7 @@ class WorkerHost(BaseHost):
 
     def leave_cluster(self) -> None:
         """End the run if this process is its chief and did not fail."""
+        self.extended.key_pools.stop()
         # A chief that failed is started again, and continues the run. Python keeps the error that
         # ended the process in `sys.last_value`.
         if self.is_chief and not hasattr(sys, "last_value"):

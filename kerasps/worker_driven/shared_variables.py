@@ -69,9 +69,9 @@ class SharedVariable(NamedVariable):
 class SharedIndex(NamedIndex):
     """An index on a ps that several processes share; it outlives them."""
 
-    def __init__(self, device: str, *, run: Run) -> None:
+    def __init__(self, device: str, num_buckets: int, *, run: Run) -> None:
         self._run = run
-        super().__init__(device)
+        super().__init__(device, num_buckets)
 
     def _claim_name(self, kind: Hashable) -> str:
         return self._run.name_of(f"index on {self.device}", kind)

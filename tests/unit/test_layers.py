@@ -97,20 +97,20 @@ LATE = {
 LINES = {
     "runtime": 1950,
     "cluster": 6360,
-    "variables": 5410,
-    "dynamic": 2830,
+    "variables": 5420,
+    "dynamic": 3290,
     "layers": 680,
     "inputs": 2460,
     "step": 12110,
     "training": 7120,
     "saving": 2740,
-    "hooks": 1380,
+    "hooks": 1410,
     "metrics": 530,
     "evaluator": 1020,
     "worker_driven": 1910,
     "tools": 7540,
     "root": 3170,
-    "tests": 52950,
+    "tests": 53160,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

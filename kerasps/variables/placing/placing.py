@@ -98,7 +98,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         self.stand_ins: Any = None
         self.replica_runner: Callable[[Callable[..., Any], Any, Any], Any] | None = None
         self.new_variable: Callable[..., NamedVariable] = NamedVariable
-        self.new_index: Callable[[str], NamedIndex] = NamedIndex
+        self.new_index: Callable[[str, int], NamedIndex] = NamedIndex
 
     @contextlib.contextmanager
     def placing(self, device: str | None) -> Iterator[None]:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
@@ -30,8 +31,11 @@ _Returned = TypeVar("_Returned")
 # machine. Making a value here and sending it takes less, up to some megabytes on one machine, and
 # up to this size with a gigabit a second.
 _SENT_BYTES = 256 << 10
-# The kind of all indexes, for their names.
-_INDEX = ("index",)
+# Keys that no index has: of an empty bucket, of a removed key, and one that is left. They are drawn
+# at random, so the chance that an id has one of them is 2**-63 for each id.
+UNUSED_KEYS = np.array([0x5C1A5F0E7B3D9246, 0x2E94D6B18F07C35A, 0x71F3A80C4E5D62B9], np.int64)
+# The share of its buckets at which an index doubles.
+MOST_LOAD = 0.9
 
 
 class NamedVariable(_compat.ResourceVariable):
@@ -105,16 +109,18 @@ class NamedVariable(_compat.ResourceVariable):
 
 
 class NamedIndex:
-    """A hash table from int64 to int64 with a name on its task, destroyed when it is collected."""
+    """A hash table from int64 to int32 with a name on its task, destroyed when it is collected."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, num_buckets: int) -> None:
         self.device = device  # the device of its task
-        self.shared_name = self._claim_name(_INDEX)  # its name there
+        self.num_buckets = num_buckets  # how many buckets it begins with, a power of two
+        kind = ("index", num_buckets)
+        self.shared_name = self._claim_name(kind)  # its name there
         with tf.init_scope(), tf.device(device):
             self.handle = on_own_task(self.finds, is_repeatable=True)
         # A graph captures the handle; `HandleFinder` finds it by this name.
         self.handle.named_variable = weakref.ref(self)
-        self._destroy_with_object(_INDEX)
+        self._destroy_with_object(kind)
 
     def _claim_name(self, kind: Hashable) -> str:
         return NAMES.claim(kind)
@@ -126,11 +132,14 @@ class NamedIndex:
     def finds(self) -> Callable[[], tf.Tensor]:
         """The function that finds the handle by name, on its task; it makes a missing one."""
         return functools.partial(
-            tf.raw_ops.MutableHashTableV2,
+            tf.raw_ops.MutableDenseHashTableV2,
+            empty_key=UNUSED_KEYS[0],
+            deleted_key=UNUSED_KEYS[1],
             container="",
             shared_name=self.shared_name,
-            key_dtype=tf.int64,
-            value_dtype=tf.int64,
+            value_dtype=tf.int32,
+            initial_num_buckets=self.num_buckets,
+            max_load_factor=MOST_LOAD,
         )
 
 

@@ -166,6 +166,32 @@ def test_a_full_table_keeps_its_rows(strategy):
     np.testing.assert_allclose(table.rows(missing[-5:]), 0.1)
 
 
+def test_a_summary_counts_the_rows_that_there_are(strategy):
+    """Nested, also in a class, with the optimizer's slots: no reserve is counted."""
+
+    class Outer(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.Sequential([keras.Input((3,), dtype="int64"), dynamic(0.1)])
+            self.last = keras.layers.Dense(1)
+
+        def call(self, ids):
+            return self.last(keras.ops.sum(self.inner(ids), axis=1))
+
+    with strategy.scope():
+        model = Outer()
+        model.compile("adagrad", "mse")
+    model.train_on_batch(np.array([[1, -2, 2**40]]), np.array([[1.0]]))
+    lines = []
+    model.summary(print_fn=lambda line, **unused: lines.append(line), line_length=80)
+    text = "\n".join(lines)
+    rows, dense = 3 * WIDTH, WIDTH + 1
+    assert (model.inner.count_params(), model.count_params()) == (rows, rows + dense)
+    # The optimizer has a slot of each, an iteration and a learning rate.
+    assert f"Total params: {2 * (rows + dense) + 2} ({(2 * (rows + dense)) * 4 + 12}.00 B)" in text
+    assert f"Trainable params: {rows + dense} ({(rows + dense) * 4}.00 B)" in text
+
+
 def test_rows_are_loaded_from_arrays(strategy):
     _, (table, other, _) = make_model(strategy, dynamic)
     ids = np.array([5, -7, 2**60])
