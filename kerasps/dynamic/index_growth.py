@@ -12,7 +12,7 @@ import tensorflow as tf
 from kerasps.dynamic.key_index import EMPTY_LOG
 from kerasps.dynamic.key_part import KeyPart
 from kerasps.runtime.calls import separate_executor
-from kerasps.runtime.on_ps import OnPS
+from kerasps.runtime.on_ps import OnPS, make_ready
 
 # The places whose keys move in one call: the lock of the ps is held for about a millisecond.
 _MOVED = 4096
@@ -20,7 +20,6 @@ _MOVED = 4096
 # between two moves. With a million new keys a second, one is seen to be nearly full in time.
 _SOON_S, _LATE_S, _PAUSE_S = 0.25, 2.0, 0.001
 _STOP_S = 5.0
-_NUMBER = tf.TensorSpec([], tf.int64)
 
 
 class IndexGrowth:
@@ -79,39 +78,36 @@ class IndexGrowth:
 class _Growing:
     """The index of a part that is watched, and the functions that its ps runs for it.
 
-    They are traced when they are first needed: a trace takes longer than many tables live.
+    They are traced here: a trace waits until each task has replied, also those that are in a step.
     """
 
     def __init__(self, part: KeyPart, mutex: tf.Tensor) -> None:
+        device, number = part.device, tf.TensorSpec([], tf.int64)
         # Functions keep what they refer to, and the end of a part ends its resources.
-        self._part, self._device, self._mutex = weakref.ref(part), part.device, mutex
-        self._room, self._wait = 0, _SOON_S
+        known = weakref.ref(part)
 
-    def _on_ps(
-        self, body: Callable[..., object], *specs: tf.TensorSpec, locked: bool = True
-    ) -> OnPS:
-        return OnPS(
-            self._device,
-            functools.partial(_of_part, self._part, body),
-            *specs,
-            mutex=self._mutex if locked else None,
+        def of_part(body: Callable[..., object]) -> Callable[..., object]:
+            return functools.partial(_of_part, known, body)
+
+        self._prepare = OnPS(
+            device, of_part(lambda part: part.index.prepare(part.num_keys())), mutex=mutex
         )
-
-    @functools.cached_property
-    def _prepare(self) -> OnPS:
-        return self._on_ps(lambda part: part.index.prepare(part.num_keys()))
-
-    @functools.cached_property
-    def _fill(self) -> OnPS:
-        return self._on_ps(lambda part, log: part.index.fill(log), _NUMBER, locked=False)
-
-    @functools.cached_property
-    def _begin(self) -> OnPS:
-        return self._on_ps(lambda part, log: part.index.begin(log, part.top()), _NUMBER)
-
-    @functools.cached_property
-    def _move(self) -> OnPS:
-        return self._on_ps(lambda part, count: part.index.move(count, part.keys_between), _NUMBER)
+        self._fill = OnPS(device, of_part(lambda part, log: part.index.fill(log)), number)
+        self._begin = OnPS(
+            device,
+            of_part(lambda part, log: part.index.begin(log, part.top())),
+            number,
+            mutex=mutex,
+        )
+        self._move = OnPS(
+            device,
+            of_part(lambda part, count: part.index.move(count, part.keys_between)),
+            number,
+            mutex=mutex,
+        )
+        for function in (self._prepare, self._fill, self._begin, self._move):
+            make_ready([function])
+        self._room, self._wait = 0, _SOON_S
 
     def tend(self, is_over: threading.Event) -> float:
         """Look at the index, and grow it if it is nearly full; return the seconds to wait."""
