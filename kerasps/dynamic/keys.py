@@ -7,10 +7,9 @@ is found again from the key. Arithmetic is modulo 2**64, on int64.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from kerasps.errors import InputError
 
@@ -80,7 +79,7 @@ def as_ids(values: tf.Tensor) -> tf.Tensor:
     return tf.cast(values, tf.int64)
 
 
-def ids_of(values: Any) -> np.ndarray:
+def ids_of(values: ArrayLike) -> np.ndarray:
     """Return int64 ids, given a vector of integers or strings.
 
     Raises:

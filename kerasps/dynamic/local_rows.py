@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from kerasps.dynamic.row_files import IDS, ROWS, RowsById, VariableById, not_later
 from kerasps.variables.lanes.phase import current_phase
@@ -56,10 +57,10 @@ class LocalRows(keras.Variable, VariableById):
     def find_rows(self, ids: np.ndarray) -> np.ndarray:
         return self.table.find_rows(ids)
 
-    def write_rows(self, ids: np.ndarray, rows: Any) -> None:
+    def write_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         scatter(self, self.table.places_of(ids, makes=True), np.asarray(rows))
 
-    def replace_rows(self, ids: np.ndarray, rows: Any) -> None:
+    def replace_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         self.table.replace_rows(ids, np.asarray(rows))
 
     def assign(self, value: object) -> Any:
@@ -100,7 +101,7 @@ class LocalSlot(LocalRows):
         first = self.initializer([1, *self.shape[1:]], dtype=self.dtype)
         return np.asarray(tf.where((places >= 0)[:, None], rows, first))
 
-    def replace_rows(self, ids: np.ndarray, rows: Any) -> None:
+    def replace_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         self.begin_with(self.table.places_of(ids, makes=True), np.asarray(rows))
 
     def begin_with(self, places: np.ndarray, rows: np.ndarray) -> None:
@@ -127,7 +128,7 @@ def making_slot(table: Table, initializer: object) -> Iterator[None]:
         _STATE.slot = None
 
 
-def becomes_slot(variable: Any) -> bool:
+def becomes_slot(variable: keras.Variable) -> bool:
     """Make a new variable a slot if it is one; return whether it is."""
     if _STATE.slot is None:
         return False
@@ -140,7 +141,9 @@ def becomes_slot(variable: Any) -> bool:
 
 # It writes by the handle, as a replica of a CentralStorageStrategy cannot assign in a `tf.cond`,
 # and on the device of the variable, which may be a GPU.
-def scatter(variable: Any, places: Any, rows: Any) -> None:
+def scatter(
+    variable: keras.Variable, places: tf.Tensor | np.ndarray, rows: tf.Tensor | np.ndarray
+) -> None:
     """Set the rows of a variable at places."""
     with tf.device(None):
         tf.raw_ops.ResourceScatterUpdate(

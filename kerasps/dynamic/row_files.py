@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from kerasps import _compat
 from kerasps.dynamic.keyed_rows import KeyedStorage
@@ -87,7 +87,7 @@ class VariableById:
         """Return the rows of ids, `[len(ids), width]`; makes none."""
         raise NotImplementedError
 
-    def write_rows(self, ids: np.ndarray, rows: Any) -> None:
+    def write_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         """Set the rows of different ids; make those that are missing.
 
         Args:
@@ -98,7 +98,7 @@ class VariableById:
         """
         raise NotImplementedError
 
-    def replace_rows(self, ids: np.ndarray, rows: Any) -> None:
+    def replace_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         """Set the rows of different ids, and remove all others.
 
         In a slot, rows of other ids begin anew. A table and its slots may be replaced in any order.

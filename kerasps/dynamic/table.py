@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from kerasps import _compat
 from kerasps.dynamic.key_part import AskedKeys
@@ -175,11 +175,11 @@ class KeyedVariable(ParameterServerVariable, VariableById):
         """Iterate over pieces of the rows that there are, and their ids, in no order."""
         return self.access.items(batch)
 
-    def write_rows(self, ids: np.ndarray, rows: Any) -> None:
+    def write_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         note_assignment()
         self.access.write_within_limit(ids, rows)
 
-    def replace_rows(self, ids: np.ndarray, rows: Any) -> None:
+    def replace_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         note_assignment()
         self.access.replace(np.asarray(ids, np.int64), rows)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kerasps.layers.dynamic_embedding import DynamicEmbedding
 from kerasps.layers.loading import load_rows
-from kerasps.saving.table_sources import rows_in_file, rows_of_recommenders_addons
+from kerasps.layers.table_sources import rows_in_file, rows_of_recommenders_addons
 
 __all__ = ["DynamicEmbedding", "load_rows", "rows_in_file", "rows_of_recommenders_addons"]
 

@@ -70,7 +70,10 @@ def load_rows(
             "`keras.layers.Embedding` has."
         )
     wait_for_steps()
-    write = _FixedTable(variable, vocabulary).write if is_fixed else _write_by_id(variable)
+    if vocabulary is None:
+        write = _write_by_id(variable)
+    else:
+        write = _FixedTable(variable, vocabulary).write
     return sum(write(*_checked(variable, *piece)) for piece in rows)
 
 
@@ -88,7 +91,7 @@ def _checked(
     return vector, values
 
 
-def _write_by_id(variable: Any) -> Any:
+def _write_by_id(variable: VariableById) -> Any:
     def write(ids: np.ndarray, rows: np.ndarray) -> int:
         variable.write_rows(ids, rows)
         return len(ids)
@@ -99,7 +102,7 @@ def _write_by_id(variable: Any) -> Any:
 class _FixedTable:
     """A table with a fixed number of rows, and the ids that they have."""
 
-    def __init__(self, variable: keras.Variable, vocabulary: ArrayLike | None) -> None:
+    def __init__(self, variable: keras.Variable, vocabulary: ArrayLike) -> None:
         ids = ids_of(vocabulary)
         check_different(ids)
         if len(ids) > variable.shape[0]:
@@ -123,7 +126,7 @@ class _FixedTable:
         return int(known.sum())
 
 
-def _write_fixed(variable: Any, places: np.ndarray, rows: np.ndarray) -> None:
+def _write_fixed(variable: keras.Variable, places: np.ndarray, rows: np.ndarray) -> None:
     if not isinstance(variable, ParameterServerVariable):
         scatter(variable, places, rows)
         return
