@@ -97,20 +97,20 @@ LATE = {
 LINES = {
     "runtime": 1990,
     "cluster": 6650,
-    "variables": 5560,
-    "dynamic": 2600,
+    "variables": 5580,
+    "dynamic": 2620,
     "layers": 540,
     "inputs": 2490,
-    "step": 12790,
+    "step": 12820,
     "training": 7270,
     "saving": 2500,
     "hooks": 1370,
     "metrics": 530,
     "evaluator": 1050,
     "worker_driven": 1970,
-    "tools": 7630,
+    "tools": 7730,
     "root": 3200,
-    "tests": 53800,
+    "tests": 53960,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
