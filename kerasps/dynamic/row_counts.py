@@ -41,7 +41,7 @@ class GrowingRows:
 
     @property
     def made_per_second(self) -> float:
-        """How many more there were each second, since they were counted before."""
+        """The increase in a second, between the last two counts."""
         return self._made.get(self._device, 0.0)
 
 

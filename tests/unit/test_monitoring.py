@@ -165,18 +165,18 @@ def test_a_run_meter_counts_each_fit_and_all():
 
 
 def test_totals_of_traffic_go_on_when_a_report_begins_anew():
-    table = [TableTraffic(0, "users", 8, True, 100), TableTraffic(1, "users", 8, False, 50)]
+    table = [TableTraffic(0, "users", 8, True, 8, 100), TableTraffic(1, "users", 8, False, 8, 50)]
     meter = TrafficMeter(2)
     meter.start(StepTraffic({0: 40}, {1: 10}, table))
     meter.add(2, [np.array([3, 4])])
-    meter.start(StepTraffic({}, {}, [TableTraffic(1, "movies", 4, True, 10)]))
+    meter.start(StepTraffic({}, {}, [TableTraffic(1, "movies", 4, True, 4, 10)]))
     meter.add(1, [np.array([5])])
     first, second = meter.moved()
     assert (first.rows_read, first.bytes_read, first.bytes_written) == (3, 3 * 8 + 2 * 40, 24)
     assert (second.rows_read, second.bytes_read, second.rows_written) == (9, 4 * 8 + 20, 5)
     assert second.bytes_written == 2 * 10 + 20
     assert meter.rows_read() == {"users": (0, 7), "movies": (5, 5)}
-    assert meter.table_sizes() == {"movies": 10}
+    assert meter.table_sizes() == {"movies": (10, 40, 0.0)}
 
 
 def test_who_waits_for_what():

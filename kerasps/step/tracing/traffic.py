@@ -103,7 +103,7 @@ class GrowingRows(Protocol):
 
     @property
     def made_per_second(self) -> float:
-        """How many more there were each second, since they were counted before."""
+        """The increase in a second, between the last two counts."""
 
 
 class TableSize(NamedTuple):

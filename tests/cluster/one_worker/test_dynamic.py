@@ -13,6 +13,7 @@ import tensorflow as tf
 import kerasps
 from kerasps.layers import DynamicEmbedding
 from support.matrix import with_matrix
+from support.process_checks import wait_for
 
 HEIGHT, WIDTH, BATCH_SIZE = 60, 4, 16
 VALUES = [0.1, 0.2, 0.3]
@@ -190,6 +191,33 @@ def test_a_summary_counts_the_rows_that_there_are(strategy):
     # The optimizer has a slot of each, an iteration and a learning rate.
     assert f"Total params: {2 * (rows + dense) + 2} ({(2 * (rows + dense)) * 4 + 12}.00 B)" in text
     assert f"Trainable params: {rows + dense} ({(rows + dense) * 4}.00 B)" in text
+
+
+def test_a_status_has_the_rows_that_are_there_meanwhile(strategy):
+    model, tables = make_model(strategy, dynamic, OPTIMIZERS["momentum"]())
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 10:
+                rows = {table.embeddings.path: table.num_rows for table in tables}
+                wait_for(lambda: rows_in(strategy.status()) == rows, what="the rows in a status")
+                seen.append((strategy.status(), strategy.placement(), sum(rows.values())))
+
+    def rows_in(status):
+        known = {table.name: table for table in status.tables}
+        return {path: known[path].num_rows for path in (t.embeddings.path for t in tables)}
+
+    model.fit(batches(), verbose=0, callbacks=[Look()])
+    ((status, placement, num_rows),) = seen
+    paths = [table.embeddings.path for table in tables]
+    of_tables = [table for table in status.tables if table.name in paths]
+    assert sum(table.num_bytes for table in of_tables) == num_rows * 4 * WIDTH
+    # With a slot each.
+    assert sum(sum(t.embeddings.bytes_by_ps()) for t in tables) == 2 * num_rows * 4 * WIDTH
+    assert all(path in ps.names for ps in placement for path in paths)
+    # Tables of earlier tests may be there too.
+    assert placement.looked_up.table_bytes >= 2 * num_rows * 4 * WIDTH
 
 
 def test_rows_are_loaded_from_arrays(strategy):
