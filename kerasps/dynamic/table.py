@@ -91,7 +91,7 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     def row_bytes(self) -> int:
         """The bytes of a row and its slots."""
         sizes = [int(slot.dtype.size) for slot in self._value.table.terms.slots]
-        return self._width * (int(self._value.dtype.size) + sum(sizes))
+        return int(self._value.shape[1]) * (int(self._value.dtype.size) + sum(sizes))
 
     def take(self, ids: tf.Tensor, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows of ids; a step makes those that it updates.
@@ -106,8 +106,8 @@ class KeyedVariable(ParameterServerVariable, VariableById):
         del from_end
         ids = tf.cast(tf.convert_to_tensor(ids), tf.int64)
         if _compat.in_symbolic_scope():
-            rows = tf.zeros(tf.concat([tf.shape(ids), [self._width]], 0), self._value.dtype)
-            rows.set_shape(ids.shape.concatenate([self._width]))
+            rows = tf.zeros(tf.concat([tf.shape(ids), self._value.shape[1:]], 0), self._value.dtype)
+            rows.set_shape(ids.shape.concatenate(self._value.shape[1:]))
             return self._maybe_autocast(rows)
         current = self.resolves_through()
         if current is None:
@@ -115,10 +115,6 @@ class KeyedVariable(ParameterServerVariable, VariableById):
             return self._maybe_autocast(_without_gradient(self._look_up(ids), self.path))
         note_read(self)
         return self._maybe_autocast(current.read_rows(self, ids, from_end=False))
-
-    @property
-    def _width(self) -> int:
-        return int(self._value.shape[1])
 
     def _look_up(self, ids: tf.Tensor) -> tf.Tensor:
         """Look rows up outside of a step."""
@@ -133,8 +129,8 @@ class KeyedVariable(ParameterServerVariable, VariableById):
             for find, keys in zip(self._finders, of_parts, strict=True)
         ]
         found = tf.gather(tf.dynamic_stitch(order, rows), positions)
-        found = tf.reshape(found, tf.concat([tf.shape(ids), [self._width]], 0))
-        found.set_shape(ids.shape.concatenate([self._width]))
+        found = tf.reshape(found, tf.concat([tf.shape(ids), self._value.shape[1:]], 0))
+        found.set_shape(ids.shape.concatenate(self._value.shape[1:]))
         return found
 
     @functools.cached_property

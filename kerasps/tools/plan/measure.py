@@ -177,7 +177,7 @@ class _Measured:
         """Return a sentence for each table without a vocabulary, whose bytes are not counted."""
         return tuple(
             f"'{variable.path}' has no vocabulary, and is not counted: each row takes "
-            f"{variable.row_bytes} bytes with its slots, and some 60 beside."
+            f"{variable.row_bytes} bytes with its slots, and up to 64 beside."
             for variable in _on_ps(self._plan.inventory.tables)
             if isinstance(variable, KeyedVariable) and variable not in self._state
         )
