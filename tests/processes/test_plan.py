@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("planned_training.py")
 
 GROWS = (
     "'growing/embeddings' has no vocabulary, and is not counted: each row takes 64 bytes with its "
-    "slots, and some 60 beside."
+    "slots, and up to 64 beside."
 )
 HEAD = """
 import os, time
