@@ -97,18 +97,18 @@ class KeyIndex:
         phase, taken, buckets = self._numbers(_PHASE, _TAKEN, _BUCKETS)
         count = tf.size(keys, tf.int64)
         most = tf.cast(MOST_LOAD * tf.cast(buckets, tf.float64), tf.int64)
-        is_full = taken + count > most
+        is_full = (taken + count > most) & (count > 0)
 
         def put(table: NamedIndex) -> tf.Tensor:
             held = tf.raw_ops.LookupTableSizeV2(table_handle=table.handle)
             # A table doubles if an insertion has more keys than there is room for. It counts no
-            # removed keys, whose buckets are free only then. So a key that nobody has fills it.
+            # removed keys, whose buckets are free only then. So the first key comes many times.
             fill = tf.where(is_full, tf.maximum(most + 1 - held, 0), tf.zeros_like(held))
             with tf.control_dependencies([held]):
                 inserted = tf.raw_ops.LookupTableInsertV2(
                     table_handle=table.handle,
-                    keys=tf.concat([tf.fill([fill], UNUSED_KEYS[2]), keys], 0),
-                    values=tf.concat([tf.zeros([fill], tf.int32), tf.cast(places, tf.int32)], 0),
+                    keys=tf.concat([tf.repeat(keys[:1], fill), keys], 0),
+                    values=tf.cast(tf.concat([tf.repeat(places[:1], fill), places], 0), tf.int32),
                 )
             with tf.control_dependencies([inserted]):
                 return tf.identity(held)

@@ -14,7 +14,7 @@ from kerasps.dynamic.first_rows import FirstRows
 from kerasps.dynamic.index_growth import IndexGrowth
 from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.on_ps import OnPS
-from kerasps.variables.storage.named import UNUSED_KEYS, NamedIndex, NamedVariable
+from kerasps.variables.storage.named import NamedIndex, NamedVariable
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 KEYS = tf.TensorSpec([None], tf.int64)
@@ -175,7 +175,3 @@ def test_a_part_whose_ps_is_gone_is_not_watched(small, growth, monkeypatch):
     monkeypatch.setattr(growth._growing[small.part], "tend", fail)
     growth.tend()
     assert len(growth._growing) == 0
-
-
-def test_keys_of_marks_are_different():
-    assert len(set(UNUSED_KEYS)) == 3

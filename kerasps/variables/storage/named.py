@@ -31,9 +31,9 @@ _Returned = TypeVar("_Returned")
 # machine. Making a value here and sending it takes less, up to some megabytes on one machine, and
 # up to this size with a gigabit a second.
 _SENT_BYTES = 256 << 10
-# Keys that no index has: of an empty bucket, of a removed key, and one that is left. They are drawn
-# at random, so the chance that an id has one of them is 2**-63 for each id.
-UNUSED_KEYS = np.array([0x5C1A5F0E7B3D9246, 0x2E94D6B18F07C35A, 0x71F3A80C4E5D62B9], np.int64)
+# Keys that no index has: of an empty bucket, and of a removed key. They are drawn at random, so the
+# chance that an id has one of them is 2**-63 for each id.
+UNUSED_KEYS = np.array([0x5C1A5F0E7B3D9246, 0x2E94D6B18F07C35A], np.int64)
 # The share of its buckets at which an index doubles.
 MOST_LOAD = 0.9
 
