@@ -37,11 +37,11 @@ from kerasps.saving.checkpoints import CheckpointSaver
 from kerasps.training.calls.scheduled import ScheduledCall
 from kerasps.variables.placing.placing import Extended
 
-PACKAGE = Path(kerasps.__file__).parent
+CHECKOUT = next(path for path in Path(__file__).parents if (path / "docs").is_dir())
+PACKAGE = CHECKOUT / "kerasps"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LISTS = ("_compat.py", "_private_names.py")
 OTHERS = [path for path in MODULES if path.name not in LISTS]
-CHECKOUT = next(path for path in Path(__file__).parents if (path / "docs").is_dir())
 A_TEST = Feature("a test")
 PRIVATE_ROOTS = (
     "keras.src",

@@ -759,7 +759,7 @@ def test_a_layer_that_was_not_built_has_no_rows():
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda layer: layer.rows([[1, 2]]), r"Received: ids=an array of shape \(1, 2\). Flatten"),
+        (lambda layer: layer.rows([[1, 2]]), r"Received: an array of shape \(1, 2\). Flatten"),
         (lambda layer: layer.rows([1.5]), "Received: float64"),
         (lambda layer: layer.items(batch=0), "of at least 1. Received: batch=0"),
         (lambda layer: layer.load_rows([1], [1, 2, 3]), r"shape \(1, 3\). Received: rows=an array"),

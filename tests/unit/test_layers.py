@@ -14,8 +14,9 @@ import pytest
 
 import kerasps
 
-PACKAGE = Path(kerasps.__file__).parent
 REPOSITORY = Path(__file__).parents[2]
+# Not the installed one: setuptools leaves modules that are gone in a wheel that it builds anew.
+PACKAGE = REPOSITORY / "kerasps"
 
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
