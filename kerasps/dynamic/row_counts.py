@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from kerasps.dynamic.figures import all_figures
 from kerasps.dynamic.key_part import KeyPart
 from kerasps.dynamic.keyed_rows import KeyedRows, TableRecord
-from kerasps.dynamic.table import KeyedVariable
+from kerasps.dynamic.table import KeyedVariable, has_rows
+from kerasps.dynamic.terms import Field
 from kerasps.runtime.on_ps import OnPS, call_on_each
 
 _LOGGER = logging.getLogger("kerasps")
@@ -69,7 +72,7 @@ def count_rows(variables: Iterable[keras.Variable]) -> None:
         {
             variable.storage.table: [rows.part for rows in variable.storage.shards]
             for variable in variables
-            if isinstance(variable, KeyedVariable) and variable.rows_of_ids is not None
+            if isinstance(variable, KeyedVariable) and has_rows(variable)
         }
     )
 
@@ -78,25 +81,31 @@ def _count(tables: Mapping[TableRecord, Sequence[KeyPart]]) -> None:
     parts = list(dict.fromkeys(part for of_table in tables.values() for part in of_table))
     if not parts:
         return
-    numbers = dict(zip(parts, call_on_each([_reader(part) for part in parts]), strict=True))
+    most = max(table.number for table in tables) + 1
+    figures = dict(zip(parts, call_on_each([_reader(part) for part in parts], most), strict=True))
     now = time.monotonic()
     for table, of_table in tables.items():
-        of_parts = np.array([part.counted(numbers[part], table.number) for part in of_table])
+        of_parts = np.array([figures[part][table.number] for part in of_table])
         seconds = now - table.counted_at
-        for part, count in zip(of_table, of_parts[:, 0].tolist(), strict=True):
+        for part, count in zip(of_table, of_parts[:, Field.ROWS].tolist(), strict=True):
             made = count - table.known_rows.get(part.device, 0)
             if table.counted_at:
                 table.made_per_second[part.device] = max(0, made) / max(seconds, 1e-3)
             table.known_rows[part.device] = count
         table.counted_at = now
-        _warn(table, *of_parts.sum(0))
+        of_all = of_parts.sum(0)
+        _warn(table, of_all[Field.ROWS], of_all[Field.REFUSED])
 
 
 def _reader(part: KeyPart) -> OnPS:
     if part not in _READERS:
         # It must not keep the part alive, whose end ends its resources.
         known = weakref.ref(part)
-        _READERS[part] = OnPS(part.device, lambda: known().all_numbers())  # type: ignore[union-attr]
+        _READERS[part] = OnPS(
+            part.device,
+            lambda num_tables: all_figures(known(), num_tables),  # type: ignore[arg-type]
+            tf.TensorSpec([], tf.int32),
+        )
     return _READERS[part]
 
 

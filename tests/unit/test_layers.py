@@ -99,8 +99,8 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 3290,
-    "layers": 940,
+    "dynamic": 4760,
+    "layers": 1130,
     "inputs": 2460,
     "step": 12110,
     "training": 7120,
@@ -111,7 +111,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7540,
     "root": 3170,
-    "tests": 53200,
+    "tests": 53650,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
