@@ -57,8 +57,9 @@ class Admission:
 class CountAdmission(Admission):
     """Makes the row of an id when training meets the id for the n-th time.
 
-    A step counts an id once, however often its batch has it. In one process each call of the layer
-    counts. A candidate is an id that has a count and no row. It takes 64 bytes on its ps.
+    A step counts an id once, however often its batch has it. In one process with
+    `run_eagerly=True`, each call of the layer counts. A candidate is an id that has a count and no
+    row. It takes 64 bytes on its ps.
 
     ```python
     layer = kerasps.layers.DynamicEmbedding(16, admission=kerasps.layers.CountAdmission(3))

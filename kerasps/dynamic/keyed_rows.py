@@ -65,7 +65,8 @@ class TableRecord:
         usage: the slot that has the use of each row; None without eviction.
         counts_for: the table whose ids it counts; None for a table of rows.
         known_rows: the number of its rows in each part that was asked last, by its device.
-        made_per_second: how many more rows there were, by device, since they were counted before.
+        known_made: the number of those that were made, given up later or not, likewise.
+        made_per_second: the rows that were made, by device, since they were counted before.
         counted_at: when they were counted, on `time.monotonic`'s clock; 0.0 before.
         told_nearly: True if its user knows that it is nearly full.
         told_full: True if its user knows that it is full.
@@ -92,6 +93,7 @@ class TableRecord:
         self.max_rows = None if replaces else rows_of_ids.max_rows
         self.holder = Holder(number, region)
         self.known_rows: dict[str, int] = {}
+        self.known_made: dict[str, int] = {}
         self.made_per_second: dict[str, float] = {}
         self.counted_at = 0.0
         self.told_nearly = self.told_full = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -149,11 +149,24 @@ class LocalTable(LocalPlaces):
         with tf.device("CPU:0"):
             self.renew_index()
             found = self.places(ids)
+            met = [] if admission is None else self._met_before(ids)
             return tf.cond(
                 tf.reduce_any(found < 0),
-                lambda: self._make(ids, found, admission),
+                lambda: self._make(ids, found, admission, met),
                 lambda: found,
             )
+
+    def _met_before(self, ids: tf.Tensor) -> list[tf.Tensor]:
+        """Return the ids of earlier calls in the graph of a step, and note these.
+
+        A step counts an id once, however many calls of the layer it has. Eager calls are steps.
+        """
+        if tf.executing_eagerly():
+            return []
+        calls = tf.compat.v1.get_default_graph().get_collection_ref(f"ids met by {id(self)}")
+        before = list(calls)
+        calls.append(ids)
+        return before
 
     def _making_by_gradient(self, ids: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """Return rows whose gradient makes those that are missing.
@@ -177,9 +190,21 @@ class LocalTable(LocalPlaces):
         _compat.record_operation("TakeRows", [rows], [self.rows.handle], backward)
         return rows
 
-    def _make(self, ids: tf.Tensor, places: tf.Tensor, admission: Admission | None) -> tf.Tensor:
-        """Make the rows of the ids whose places are -1, and return the places of all."""
+    def _make(
+        self,
+        ids: tf.Tensor,
+        places: tf.Tensor,
+        admission: Admission | None,
+        met: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Make the rows of the ids whose places are -1, and return the places of all.
+
+        Args:
+            met: ids that the step has met before, which get no rows.
+        """
         missing = tf.unique(tf.boolean_mask(ids, places < 0)).y
+        if met:
+            missing = tf.raw_ops.ListDiff(x=missing, y=tf.concat(met, 0)).out
         new = admitted(admission, self.candidates, self._initializer.salt, missing)
         dropped = tf.size(missing, tf.int64) - tf.size(new, tf.int64)
         tf.raw_ops.AssignAddVariableOp(resource=self._num_dropped.handle, value=dropped)

@@ -24,6 +24,22 @@ def make_model(admissions=(None,), *, optimizer="adagrad", steps_per_execution=1
     return model, tables
 
 
+def make_model_of_two_calls(admission):
+    """Returns a compiled model that calls a layer twice in a step, and the layer."""
+    inputs = [keras.Input((3,), dtype="int64") for _ in range(2)]
+    table = DynamicEmbedding(4, admission=admission, max_rows=100)
+    joined = keras.layers.Concatenate()([table(ids) for ids in inputs])
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(joined)))
+    model.compile("sgd", "mse")
+    return model, table
+
+
+def figures_of(table):
+    """Returns the figures of a table that admission changes."""
+    names = "rows", "candidates", "refused_by_admission"
+    return {name: table.figures()[name] for name in names}
+
+
 def stream(seed, num_examples=320):
     """Returns ids of which some come often and most once."""
     return np.random.default_rng(seed).zipf(1.3, (num_examples, 2)) % 500

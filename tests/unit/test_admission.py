@@ -8,7 +8,14 @@ import pytest
 
 import kerasps
 from kerasps.layers import CountAdmission, DynamicEmbedding, ProbabilityAdmission
-from support.admission import assert_equals_model, make_model, stream, train
+from support.admission import (
+    assert_equals_model,
+    figures_of,
+    make_model,
+    make_model_of_two_calls,
+    stream,
+    train,
+)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -16,6 +23,15 @@ def test_rows_and_counts_equal_a_model_in_numpy(n):
     model, (table,) = make_model([CountAdmission(n)])
     train(model, [stream(0)])
     assert_equals_model(table, n, stream(0))
+
+
+def test_a_step_counts_an_id_once_in_all_calls_of_the_layer():
+    model, table = make_model_of_two_calls(CountAdmission(2))
+    first, second = np.array([[7, 7, 8]]), np.array([[7, 9, 9]])
+    model.train_on_batch([first, second], np.ones((1, 1)))
+    assert figures_of(table) == {"rows": 0, "candidates": 3, "refused_by_admission": 3}
+    model.train_on_batch([first, first], np.ones((1, 1)))
+    assert figures_of(table) == {"rows": 2, "candidates": 1, "refused_by_admission": 3}
 
 
 def test_at_most_so_many_candidates_are_counted():

@@ -103,7 +103,7 @@ class GrowingRows(Protocol):
 
     @property
     def made_per_second(self) -> float:
-        """The increase in a second, between the last two counts."""
+        """The rows that were made in a second, between the last two counts."""
 
 
 class TableSize(NamedTuple):

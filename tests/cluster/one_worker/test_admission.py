@@ -10,7 +10,14 @@ import pytest
 
 from kerasps.dynamic import row_access
 from kerasps.layers import CountAdmission, ProbabilityAdmission
-from support.admission import assert_equals_model, make_model, stream, train
+from support.admission import (
+    assert_equals_model,
+    figures_of,
+    make_model,
+    make_model_of_two_calls,
+    stream,
+    train,
+)
 
 
 def made(strategy, admissions, **options):
@@ -26,6 +33,16 @@ def test_rows_and_counts_of_a_group_equal_a_model_in_numpy(strategy):
     train(model, streams)
     for table, n, ids in zip(tables, bounds, streams, strict=True):
         assert_equals_model(table, n, ids)
+
+
+def test_a_step_counts_an_id_once_in_all_calls_of_the_layer(strategy):
+    with strategy.scope():
+        model, table = make_model_of_two_calls(CountAdmission(2))
+    first, second = np.array([[7, 7, 8]]), np.array([[7, 9, 9]])
+    model.train_on_batch([first, second], np.ones((1, 1)))
+    assert figures_of(table) == {"rows": 0, "candidates": 3, "refused_by_admission": 3}
+    model.train_on_batch([first, first], np.ones((1, 1)))
+    assert figures_of(table) == {"rows": 2, "candidates": 1, "refused_by_admission": 3}
 
 
 def test_each_ps_counts_at_most_its_share_of_the_candidates(strategy):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -43,7 +45,7 @@ def uses(ids):
 
 
 @pytest.mark.parametrize("order", ["lru", "lfu", "age"])
-def test_a_table_stays_within_its_bound_and_keeps_the_last_in_order(strategy, order):
+def test_a_table_stays_within_its_bound_and_keeps_the_last_in_order(strategy, order, caplog):
     streams = [moving(0), moving(1)]
     model, tables = made(strategy, 2, eviction=Eviction(order, low=LOW), steps_per_execution=4)
     train(model, streams)
@@ -51,6 +53,9 @@ def test_a_table_stays_within_its_bound_and_keeps_the_last_in_order(strategy, or
         figures, kept = table.figures(), ids_of(table)
         assert len(kept) == figures["rows"] <= LOW * MAX_ROWS + 1
         assert figures["evicted"] > 500
+        # What a status divides by time: with rows that took the place of others.
+        made_rows = table.embeddings.storage.table.known_made.values()
+        assert sum(made_rows) == figures["rows"] + figures["evicted"]
         last, _ = uses(stream)
         usage = table._usage.access.read(kept)
         if order == "lru":
@@ -60,6 +65,7 @@ def test_a_table_stays_within_its_bound_and_keeps_the_last_in_order(strategy, or
         assert set(stream[-BATCH_SIZE:].ravel()) <= set(kept)
         mean = {"lru": 0.75, "age": 0.75, "lfu": 0.5}[order]
         assert np.mean([last[key] for key in kept]) > mean * NUM_STEPS
+    assert "nearly full" not in caplog.text  # that is how it stays
 
 
 def test_victims_are_among_the_oldest(strategy):
@@ -136,6 +142,55 @@ def test_the_use_of_rows_is_in_files(strategy, tmp_path):
         tick, count = table._usage.access.read(np.array([7]))[0]
         assert tick == usage[:, 0].max() + 1
         assert count == usage[list(kept).index(7), 1] + 1 if 7 in kept else 1
+
+
+def test_a_backup_within_an_epoch_has_counts_and_uses(strategy, tmp_path):
+    ids, targets = moving(0, 20) % 200, np.ones((20 * BATCH_SIZE, 1))
+
+    def fit(*callbacks):
+        # So few rows that none is given up: which one is drawn depends on the order of places.
+        options = {"eviction": Eviction("lfu"), "max_rows": 2000, "name": "table"}
+        model, (table,) = made(strategy, 1, CountAdmission(3), **options)
+        with contextlib.suppress(Stop):
+            model.fit(
+                ids,
+                targets,
+                batch_size=BATCH_SIZE,
+                epochs=2,
+                shuffle=False,
+                verbose=0,
+                callbacks=list(callbacks),
+            )
+        kept, candidates = ids_of(table), table._candidates.sorted_ids()
+        counts = table._candidates.find_rows(candidates)
+        return kept, table.rows(kept), table._usage.access.read(kept), candidates, counts
+
+    def backups():
+        return keras.callbacks.BackupAndRestore(
+            tmp_path / "backups", save_freq=4, delete_checkpoint=False
+        )
+
+    begun = []
+
+    def stop_at(batch, logs):
+        begun.append(batch)
+        if len(begun) == 10:
+            raise Stop
+
+    expected = fit()
+    assert len(expected[3]) > 0
+    stopping = keras.callbacks.LambdaCallback(on_train_batch_end=stop_at)
+    first = fit(backups(), stopping)
+    assert len(first[0]) < len(expected[0])
+    resumed = fit(backups())
+    for at, (ours, uninterrupted) in enumerate(zip(resumed, expected, strict=True)):
+        # Sums of gradients are in the order of rows on the ps, but all else is exact.
+        compare = np.testing.assert_allclose if at == 1 else np.testing.assert_array_equal
+        compare(ours, uninterrupted, **({"rtol": 1e-4, "atol": 1e-7} if at == 1 else {}))
+
+
+class Stop(Exception):
+    """Ends a training."""
 
 
 def tf_checkpoint(model):
