@@ -111,7 +111,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7540,
     "root": 3170,
-    "tests": 53760,
+    "tests": 53780,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

@@ -53,6 +53,8 @@ def test_a_table_stays_within_its_bound_and_keeps_the_last_in_order(strategy, or
         figures, kept = table.figures(), ids_of(table)
         assert len(kept) == figures["rows"] <= LOW * MAX_ROWS + 1
         assert figures["evicted"] > 500
+        # A row of 4, its slot, and its use.
+        assert table.embeddings.row_bytes == 4 * 4 + 4 * 4 + (4 if order == "lru" else 8)
         # What a status divides by time: with rows that took the place of others.
         made_rows = table.embeddings.storage.table.known_made.values()
         assert sum(made_rows) == figures["rows"] + figures["evicted"]
