@@ -6,7 +6,6 @@ import gc
 
 import keras
 import numpy as np
-import pytest
 
 from kerasps.dynamic import row_access
 from kerasps.layers import CountAdmission, ProbabilityAdmission
@@ -103,14 +102,12 @@ def test_candidates_go_from_ps_to_one_process_and_back(strategy, tmp_path, monke
     alone, (there,) = make_model([CountAdmission(3)])
     train(model, [stream(0)])
     model.save_weights(tmp_path / "a.weights.h5")
-    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
-        alone.load_weights(tmp_path / "a.weights.h5")
+    alone.load_weights(tmp_path / "a.weights.h5")
     figures = table.figures()
     assert there.figures()["candidates"] == figures["candidates"] > 0
     alone.save_weights(tmp_path / "b.weights.h5")
     train(model, [stream(1)])
-    with pytest.warns(UserWarning, match="The slot begins anew"):
-        model.load_weights(tmp_path / "b.weights.h5")
+    model.load_weights(tmp_path / "b.weights.h5")
     assert table.figures()["candidates"] == figures["candidates"]
     both = np.concatenate([stream(0), stream(1)])
     train(model, [stream(1)])

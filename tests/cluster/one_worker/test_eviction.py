@@ -109,7 +109,7 @@ def test_rows_that_are_not_used_expire(strategy):
 
 def test_rows_are_removed_by_hand(strategy):
     model, (table, other) = made(strategy, 2, CountAdmission(2))
-    train(model, [np.repeat(np.arange(64).reshape(-1, 2), 2, 0)] * 2)
+    train(model, [np.tile(np.arange(64).reshape(-1, 2), (2, 1))] * 2)
     counted = np.array([[500, 501]])
     model.train_on_batch([counted, counted], np.ones((1, 1)))
     before = table.figures()
