@@ -14,11 +14,11 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from kerasps.central_storage import CentralStorageStrategy
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.keys import as_ids, ids_of
-from kerasps.dynamic.local_table import LocalTable
-from kerasps.dynamic.row_files import save_table
-from kerasps.dynamic.rows_of_ids import MOST_ROWS, RowsOfIds
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.ids.keys import as_ids, ids_of
+from kerasps.dynamic.ids.rows_of_ids import MOST_ROWS, RowsOfIds
+from kerasps.dynamic.local.local_table import LocalTable
+from kerasps.dynamic.tables.row_files import save_table
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.hooks import patch, table
 from kerasps.layers.bags import are_alike, bags_of, described, is_ragged, is_sparse

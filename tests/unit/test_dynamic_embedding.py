@@ -16,9 +16,9 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.dynamic import local_table
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.keys import as_ids, from_halves, halves, mixed, part_of, salt_of, unmixed
-from kerasps.dynamic.rows_of_ids import RowsOfIds
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.ids.keys import as_ids, from_halves, halves, mixed, part_of, salt_of, unmixed
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.layers import DynamicEmbedding
 
 EXTREMES = [0, 1, -1, 2**63 - 1, -(2**63), 2**40]

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from kerasps.dynamic import key_index, key_part
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.index_growth import IndexGrowth
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.parts.index_growth import IndexGrowth
 from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.storage.named import NamedIndex, NamedVariable

@@ -68,6 +68,7 @@ ROOMS = {
         *("compute", "phases", "tracing", "running"),
     ],
     "variables": ["storage", "rows", "lanes", "placing", "keras"],
+    "dynamic": ["ids", "parts", "tables", "local"],
     "cli": ["scripts", "nodes", "live", "commands"],
     "training": ["epoch", "contract", "calls", "sessions", "loop", "backup", "methods"],
 }
@@ -99,7 +100,7 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 3290,
+    "dynamic": 3300,
     "layers": 940,
     "inputs": 2460,
     "step": 12110,

@@ -10,15 +10,15 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.key_part import (
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.ids.keys import mixed, part_of
+from kerasps.dynamic.parts.key_part import (
     AskedKeys,
     KeyPart,
     SlotTerms,
     TableTerms,
     salt_in_pool,
 )
-from kerasps.dynamic.keys import mixed, part_of
 from kerasps.errors import UnsupportedError
 from kerasps.variables.rows.row_store import RowStore
 from kerasps.variables.rows.sharding import ShardedStorage, Sharding

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.keys import salt_of
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.ids.keys import salt_of
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.variables.storage.kinds import MOST_ROWS
 

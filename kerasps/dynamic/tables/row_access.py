@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import PIECE, AskedKeys, KeyPart, SlotTerms, TableTerms
-from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
-from kerasps.dynamic.keys import part_of
-from kerasps.dynamic.rows_of_ids import check_different
+from kerasps.dynamic.ids.keys import part_of
+from kerasps.dynamic.ids.rows_of_ids import check_different
+from kerasps.dynamic.parts.key_part import PIECE, AskedKeys, KeyPart, SlotTerms, TableTerms
+from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage
 from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU

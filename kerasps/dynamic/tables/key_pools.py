@@ -12,12 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.dynamic.index_growth import IndexGrowth
-from kerasps.dynamic.key_part import MOST_TABLES, PIECE, KeyPart
-from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, TableRecord
-from kerasps.dynamic.room import places_on
-from kerasps.dynamic.rows_of_ids import RowsOfIds
-from kerasps.dynamic.table import KeyedVariable
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
+from kerasps.dynamic.parts.index_growth import IndexGrowth
+from kerasps.dynamic.parts.key_part import MOST_TABLES, PIECE, KeyPart
+from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage, TableRecord
+from kerasps.dynamic.parts.room import places_on
+from kerasps.dynamic.tables.table import KeyedVariable
 from kerasps.errors import InputError
 from kerasps.runtime.devices import ps_device
 from kerasps.runtime.on_ps import OnPS

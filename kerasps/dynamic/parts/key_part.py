@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.key_index import EMPTY_LOG, START_LOG, KeyIndex, first_state
-from kerasps.dynamic.keys import from_halves, halves, salt_of, unmixed
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.ids.keys import from_halves, halves, salt_of, unmixed
+from kerasps.dynamic.parts.key_index import EMPTY_LOG, START_LOG, KeyIndex, first_state
 from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.rows.row_pools import take_memory
 from kerasps.variables.rows.row_store import RowStore

@@ -12,11 +12,12 @@ import tensorflow as tf
 from numpy.typing import ArrayLike, DTypeLike
 
 from kerasps import _compat
-from kerasps.dynamic.key_part import AskedKeys
-from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, no_gradient
-from kerasps.dynamic.keys import part_of
-from kerasps.dynamic.row_access import RowAccess, access_to
-from kerasps.dynamic.row_files import (
+from kerasps.dynamic.ids.keys import part_of
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
+from kerasps.dynamic.parts.key_part import AskedKeys
+from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage, no_gradient
+from kerasps.dynamic.tables.row_access import RowAccess, access_to
+from kerasps.dynamic.tables.row_files import (
     RowsById,
     TableValue,
     VariableById,
@@ -24,7 +25,6 @@ from kerasps.dynamic.row_files import (
     value_of,
     values_for_checkpoint,
 )
-from kerasps.dynamic.rows_of_ids import RowsOfIds
 from kerasps.errors import UnsupportedError
 from kerasps.runtime.on_ps import OnPS, call_on_each
 from kerasps.variables.keras.variable import ParameterServerVariable

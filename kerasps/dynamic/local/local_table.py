@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.dynamic.keys import mixed
-from kerasps.dynamic.local_rows import LocalRows, LocalSlot, scatter
-from kerasps.dynamic.rows_of_ids import RowsOfIds, check_different
+from kerasps.dynamic.ids.keys import mixed
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds, check_different
+from kerasps.dynamic.local.local_rows import LocalRows, LocalSlot, scatter
 from kerasps.errors import InputError
 
 _LOGGER = logging.getLogger("kerasps")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import keras
 import numpy as np
 
-from kerasps.dynamic.key_part import KeyPart
-from kerasps.dynamic.keyed_rows import KeyedRows, TableRecord
-from kerasps.dynamic.table import KeyedVariable
+from kerasps.dynamic.parts.key_part import KeyPart
+from kerasps.dynamic.parts.keyed_rows import KeyedRows, TableRecord
+from kerasps.dynamic.tables.table import KeyedVariable
 from kerasps.runtime.on_ps import OnPS, call_on_each
 
 _LOGGER = logging.getLogger("kerasps")
