@@ -10,11 +10,12 @@ from kerasps.dynamic.ids.keys import part_of
 from kerasps.dynamic.parts.key_part import MEETING, AskedKeys
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, keys_of_tables
 from kerasps.dynamic.tables.key_pools import add_key_pools
-from kerasps.dynamic.tables.row_counts import count_again, count_rows, growing_rows
+from kerasps.dynamic.tables.row_counts import GrowingRows, count_again, count_rows, growing_rows
 
 __all__ = [
     "MEETING",
     "AskedKeys",
+    "GrowingRows",
     "KeyedRows",
     "add_key_pools",
     "count_again",

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.dynamic import row_access
+from kerasps.dynamic.tables import row_access
 from kerasps.layers import DynamicEmbedding, load_rows, rows_in_file, rows_of_recommenders_addons
 
 WORDS = ["[UNK]", "tea", "salt", "coffee", "pepper"]
