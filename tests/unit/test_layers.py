@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import functools
 import importlib
 import re
 from collections.abc import Iterator
@@ -176,6 +177,7 @@ def imports_of(module: str, tree: ast.AST) -> Iterator[Import]:
                 yield Import(module, node.module, alias.name, node.lineno, late, for_types)
 
 
+@functools.cache
 def all_imports() -> list[Import]:
     return [found for module, tree in TREES.items() for found in imports_of(module, tree)]
 
