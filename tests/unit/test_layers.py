@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import graphlib
 import functools
+import graphlib
 import importlib
 import re
 from collections.abc import Iterator
