@@ -89,31 +89,30 @@ class KeyIndex:
     def insert(self, keys: tf.Tensor, places: tf.Tensor) -> tf.Operation:
         """Add different keys that the index does not have. Call under the lock."""
         phase, taken, buckets = self._numbers(_PHASE, _TAKEN, _BUCKETS)
-        count = tf.size(keys, tf.int64)
+        count, values = tf.size(keys, tf.int64), tf.cast(places, tf.int32)
         most = tf.cast(MOST_LOAD * tf.cast(buckets, tf.float64), tf.int64)
         is_full = (taken + count > most) & (count > 0)
 
         def put(table: NamedIndex) -> tf.Tensor:
+            with tf.control_dependencies([_insert(table, keys, values)]):
+                return tf.stack([taken + count, buckets])
+
+        def double(table: NamedIndex) -> tf.Tensor:
             held = tf.raw_ops.LookupTableSizeV2(table_handle=table.handle)
             # A table doubles if an insertion has more keys than there is room for. It counts no
             # removed keys, whose buckets are free only then. So the first key comes many times.
-            fill = tf.where(is_full, tf.maximum(most + 1 - held, 0), tf.zeros_like(held))
+            fill = tf.maximum(most + 1 - held, 0)
             with tf.control_dependencies([held]):
-                inserted = tf.raw_ops.LookupTableInsertV2(
-                    table_handle=table.handle,
-                    keys=tf.concat([tf.repeat(keys[:1], fill), keys], 0),
-                    values=tf.cast(tf.concat([tf.repeat(places[:1], fill), places], 0), tf.int32),
+                inserted = _insert(
+                    table,
+                    tf.concat([tf.repeat(keys[:1], fill), keys], 0),
+                    tf.concat([tf.repeat(values[:1], fill), values], 0),
                 )
             with tf.control_dependencies([inserted]):
-                return tf.identity(held)
+                return tf.stack([held + count, 2 * buckets])
 
-        held = self._in_newer(phase, put)
-        return self._set(
-            {
-                _TAKEN: tf.where(is_full, held, taken) + count,
-                _BUCKETS: tf.where(is_full, 2 * buckets, buckets),
-            }
-        )
+        now = self._in_newer(phase, put, double, which=tf.cast(is_full, tf.int32))
+        return self._set({_TAKEN: now[0], _BUCKETS: now[1]})
 
     def remove(self, keys: tf.Tensor) -> tf.Operation:
         """Remove keys. Call under the lock."""
@@ -239,11 +238,17 @@ class KeyIndex:
             updates=tf.stack([*numbers.values()]),
         )
 
-    def _in_newer(self, phase: tf.Tensor, work: Callable[[NamedIndex], Any]) -> Any:
-        """Do something with the table that new keys go to."""
-        first, second = self._tables
-        is_first = tf.equal(_mod4(phase + 1), 0) | tf.equal(_mod4(phase), 0)
-        return tf.cond(is_first, lambda: work(first), lambda: work(second))
+    def _in_newer(
+        self, phase: tf.Tensor, *works: Callable[[NamedIndex], Any], which: Any = 0
+    ) -> Any:
+        """Do one of some things with the table that new keys go to."""
+        is_second = tf.bitwise.bitwise_and(tf.bitwise.right_shift(phase + 1, np.int64(1)), 1)
+        branches = [functools.partial(work, table) for work in works for table in self._tables]
+        return tf.switch_case(2 * which + tf.cast(is_second, tf.int32), branches)
+
+
+def _insert(table: NamedIndex, keys: tf.Tensor, values: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.LookupTableInsertV2(table_handle=table.handle, keys=keys, values=values)
 
 
 def _find(table: NamedIndex, keys: tf.Tensor) -> tf.Tensor:
