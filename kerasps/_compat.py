@@ -282,6 +282,7 @@ def missing_attribute(row: Row) -> list[str]:
     return [f"{row.name}({each})" for each in row.parameters if each not in known]
 
 
+@functools.cache
 def _assigns(cls: type, attribute: str) -> bool:
     """Return True if the code of a class assigns an attribute to an instance."""
     return any(

@@ -6,15 +6,16 @@ steps: a step calls `KeyedRows.look_up` in its pull, and `KeyedRows.made` in its
 
 from __future__ import annotations
 
-from kerasps.dynamic.key_pools import add_key_pools
-from kerasps.dynamic.keyed_rows import KeyedRows, keys_of_tables
-from kerasps.dynamic.keys import part_of
-from kerasps.dynamic.row_counts import count_again, count_rows, growing_rows
-from kerasps.dynamic.terms import MEETING, AskedKeys
+from kerasps.dynamic.ids.keys import part_of
+from kerasps.dynamic.parts.keyed_rows import KeyedRows, keys_of_tables
+from kerasps.dynamic.parts.terms import MEETING, AskedKeys
+from kerasps.dynamic.tables.key_pools import add_key_pools
+from kerasps.dynamic.tables.row_counts import GrowingRows, count_again, count_rows, growing_rows
 
 __all__ = [
     "MEETING",
     "AskedKeys",
+    "GrowingRows",
     "KeyedRows",
     "add_key_pools",
     "count_again",

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from kerasps import training
-from kerasps.dynamic.local_rows import LocalRows, making_slot
+from kerasps.dynamic.local.local_rows import LocalRows, making_slot
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.runtime.connected import connected_strategy

@@ -157,12 +157,12 @@ PATCHES: tuple[Patch, ...] = (
 )
 # fmt: on
 
-_OF_TABLES = (
-    "__init__",
-    "add_variable_from_reference",
-    "save_own_variables",
-    "load_own_variables",
-    "save_and_return_nodes",
-)
+_OF_TABLES = {
+    (_VARIABLE, "__init__"),
+    (_OPTIMIZER, "add_variable_from_reference"),
+    (_OPTIMIZER, "save_own_variables"),
+    (_OPTIMIZER, "load_own_variables"),
+    ("saved_model", "save_and_return_nodes"),
+}
 # What a table without a vocabulary needs in one process.
-ONE_PROCESS = tuple(p for p in PATCHES if p.name in _OF_TABLES and p.where != "MultiDeviceSaver")
+ONE_PROCESS = tuple(patch for patch in PATCHES if (patch.where, patch.name) in _OF_TABLES)

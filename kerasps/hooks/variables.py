@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.dynamic.local_rows import becomes_slot
+from kerasps.dynamic.local.local_rows import becomes_slot
 from kerasps.hooks.in_place import Original
 from kerasps.runtime.connected import connected_strategy
 from kerasps.step import Compute

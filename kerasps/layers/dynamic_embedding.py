@@ -12,13 +12,13 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from kerasps.central_storage import CentralStorageStrategy
-from kerasps.dynamic.admission import CountAdmission, ProbabilityAdmission, admission_of
-from kerasps.dynamic.eviction import Eviction, eviction_of
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.keys import as_ids, ids_of
-from kerasps.dynamic.local_table import LocalTable
-from kerasps.dynamic.row_files import save_table
-from kerasps.dynamic.rows_of_ids import MOST_ROWS, CountsOfIds, RowsOfIds, UsageOfRows
+from kerasps.dynamic.ids.admission import CountAdmission, ProbabilityAdmission, admission_of
+from kerasps.dynamic.ids.eviction import Eviction, eviction_of
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.ids.keys import as_ids, ids_of
+from kerasps.dynamic.ids.rows_of_ids import MOST_ROWS, CountsOfIds, RowsOfIds, UsageOfRows
+from kerasps.dynamic.local.local_table import LocalTable
+from kerasps.dynamic.tables.row_files import save_table
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.hooks import patch, table
 from kerasps.layers.arguments import refuse, whole_number

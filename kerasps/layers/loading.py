@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from kerasps.dynamic.keys import ids_of
-from kerasps.dynamic.local_rows import scatter
-from kerasps.dynamic.row_files import VariableById
-from kerasps.dynamic.rows_of_ids import check_different
+from kerasps.dynamic.ids.keys import ids_of
+from kerasps.dynamic.ids.rows_of_ids import check_different
+from kerasps.dynamic.local.local_rows import scatter
+from kerasps.dynamic.tables.row_files import VariableById
 from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
 from kerasps.variables import ParameterServerVariable, wait_for_steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kerasps.dynamic.admission import CountAdmission, ProbabilityAdmission
-from kerasps.dynamic.eviction import Eviction
+from kerasps.dynamic.ids.admission import CountAdmission, ProbabilityAdmission
+from kerasps.dynamic.ids.eviction import Eviction
 
 __all__ = ["CountAdmission", "Eviction", "ProbabilityAdmission"]

@@ -24,10 +24,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from kerasps.dynamic.keys import ids_of
-from kerasps.dynamic.row_access import pieces_of
-from kerasps.dynamic.row_files import IDS, ROWS
-from kerasps.dynamic.rows_of_ids import check_different
+from kerasps.dynamic.ids.keys import ids_of
+from kerasps.dynamic.ids.rows_of_ids import check_different
+from kerasps.dynamic.tables.row_access import pieces_of
+from kerasps.dynamic.tables.row_files import IDS, ROWS
 from kerasps.errors import InputError
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.variables.rows.chunks import StoredRows

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.row_files import RowsById
+from kerasps.dynamic.tables.row_files import RowsById
 
 FORMAT = 1
 _ARRAYS = "arrays.npz"

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.dynamic.row_files import TableValue
+from kerasps.dynamic.tables.row_files import TableValue
 from kerasps.runtime.calls import persist
 from kerasps.runtime.connected import connected_host, connected_strategy
 from kerasps.runtime.devices import COORDINATOR_CPU

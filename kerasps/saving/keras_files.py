@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.dynamic.row_files import TableRows
+from kerasps.dynamic.tables.row_files import TableRows
 from kerasps.runtime.connected import check_not_closed, connected_host
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import check_ps_of, translated_errors

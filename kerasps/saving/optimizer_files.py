@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from kerasps import _compat
-from kerasps.dynamic.row_files import RowsById, TableRows, VariableById
+from kerasps.dynamic.tables.row_files import RowsById, TableRows, VariableById
 from kerasps.saving.keras_files import is_large
 
 _IDS = "_ids"

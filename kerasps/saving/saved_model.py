@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.keyed_rows import KeyedStorage
-from kerasps.dynamic.row_files import TableValue
+from kerasps.dynamic.parts.keyed_rows import KeyedStorage
+from kerasps.dynamic.tables.row_files import TableValue
 from kerasps.runtime.connected import check_not_closed
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.variables import NamedVariable, ParameterServerVariable, current_phase, entering

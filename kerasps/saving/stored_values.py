@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.row_access import access_to, pieces_of
-from kerasps.dynamic.row_files import IDS, ROWS, TableValue
+from kerasps.dynamic.tables.row_access import access_to, pieces_of
+from kerasps.dynamic.tables.row_files import IDS, ROWS, TableValue
 from kerasps.variables.rows.chunks import chunks_of, read_rows, row_bytes, write_rows
 from kerasps.variables.rows.sharding import ShardedStorage, WholeValue
 

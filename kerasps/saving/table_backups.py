@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.keyed_rows import KeyedRows
-from kerasps.dynamic.keys import unmixed
-from kerasps.dynamic.row_access import pieces_of
-from kerasps.dynamic.table import KeyedVariable
-from kerasps.dynamic.terms import SLOT_BITS, SlotTerms, salt_in_pool
+from kerasps.dynamic.ids.keys import unmixed
+from kerasps.dynamic.parts.keyed_rows import KeyedRows
+from kerasps.dynamic.parts.terms import SLOT_BITS, SlotTerms, salt_in_pool
+from kerasps.dynamic.tables.row_access import pieces_of
+from kerasps.dynamic.tables.table import KeyedVariable
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch

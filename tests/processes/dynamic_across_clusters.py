@@ -19,7 +19,7 @@ import tensorflow as tf
 from scenario import local_strategy, print_report
 
 import kerasps
-from kerasps.dynamic import row_access
+from kerasps.dynamic.tables import row_access
 from support.any_ids import differences, make_data, make_model, nearly, state_of, train
 
 # Tables of some rows then have several pieces.

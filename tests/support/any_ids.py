@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from kerasps.dynamic.row_files import VariableById
+from kerasps.dynamic.tables.row_files import VariableById
 from kerasps.layers import CountAdmission, DynamicEmbedding
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.dynamic import key_index, key_part
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.index_growth import IndexGrowth
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.parts import key_index, key_part
+from kerasps.dynamic.parts.index_growth import IndexGrowth
 from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.storage.named import NamedIndex, NamedVariable
@@ -145,6 +145,27 @@ def test_a_key_that_is_removed_while_keys_move_is_gone(small, growth, monkeypatc
     assert small.phase == 2
     assert (small.find(pieces[0]) == 0).all()
     np.testing.assert_array_equal(small.find(later), given_back)
+    np.testing.assert_array_equal(small.find(pieces[1]), np.arange(PIECE + 1, 2 * PIECE + 1))
+
+
+def test_a_key_that_is_removed_before_the_older_table_is_emptied_is_gone(
+    small, growth, monkeypatch
+):
+    pieces = [small.new() for _ in range(2)]
+    for keys in pieces:
+        small.make(keys)
+    give = growth._growing[small.part]._give
+    # The older table keeps its keys after all have moved.
+    monkeypatch.setattr(
+        growth._growing[small.part],
+        "_give",
+        lambda log: None if log == key_index.EMPTY_LOG else give(log),
+    )
+    growth.tend()
+    assert small.phase == 2
+    np.testing.assert_array_equal(small.find(pieces[0]), np.arange(1, PIECE + 1))
+    assert small.remove(pieces[0]) == PIECE
+    assert (small.find(pieces[0]) == 0).all()
     np.testing.assert_array_equal(small.find(pieces[1]), np.arange(PIECE + 1, 2 * PIECE + 1))
 
 

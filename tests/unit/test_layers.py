@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib
 import re
@@ -68,6 +69,7 @@ ROOMS = {
         *("compute", "phases", "tracing", "running"),
     ],
     "variables": ["storage", "rows", "lanes", "placing", "keras"],
+    "dynamic": ["ids", "parts", "tables", "local"],
     "cli": ["scripts", "nodes", "live", "commands"],
     "training": ["epoch", "contract", "calls", "sessions", "loop", "backup", "methods"],
 }
@@ -99,8 +101,8 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 4760,
-    "layers": 1130,
+    "dynamic": 4720,
+    "layers": 1100,
     "inputs": 2460,
     "step": 12110,
     "training": 7120,
@@ -110,8 +112,8 @@ LINES = {
     "evaluator": 1020,
     "worker_driven": 1910,
     "tools": 7540,
-    "root": 3170,
-    "tests": 53780,
+    "root": 3180,
+    "tests": 53810,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
@@ -175,6 +177,7 @@ def imports_of(module: str, tree: ast.AST) -> Iterator[Import]:
                 yield Import(module, node.module, alias.name, node.lineno, late, for_types)
 
 
+@functools.cache
 def all_imports() -> list[Import]:
     return [found for module, tree in TREES.items() for found in imports_of(module, tree)]
 

@@ -6,10 +6,11 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from kerasps.dynamic import GrowingRows
 from kerasps.runtime.devices import ps_device
 from kerasps.words import Records, text_table
 
@@ -92,18 +93,6 @@ class LoadReport(Records[TaskLoad]):
             hottest = ", ".join(f"{name} ({rows:,.0f})" for name, rows in task.hottest_tables)
             rows.append((str(index), *numbers, hottest))
         return text_table(rows)
-
-
-class GrowingRows(Protocol):
-    """The rows of a table without a vocabulary on one ps, when they were last counted."""
-
-    @property
-    def number(self) -> int:
-        """Their number."""
-
-    @property
-    def made_per_second(self) -> float:
-        """The rows that were made in a second, between the last two counts."""
 
 
 class TableSize(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic import KeyedRows
-from kerasps.dynamic.table import KeyedVariable
+from kerasps.dynamic.tables.table import KeyedVariable
 from kerasps.runtime.devices import ps_index
 from kerasps.step import TRAIN
 from kerasps.step.records.identity import ByIdentity, IdentitySet

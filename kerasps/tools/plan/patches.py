@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps._private_names import FIT
-from kerasps.dynamic.room import MOST_PLACES
-from kerasps.dynamic.row_access import RowAccess, TableAccess
-from kerasps.dynamic.table import KeyedVariable
+from kerasps.dynamic.parts.room import MOST_PLACES
+from kerasps.dynamic.tables.row_access import RowAccess, TableAccess
+from kerasps.dynamic.tables.table import KeyedVariable
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 from kerasps.tools.plan.dry_run import DRY_RUN, HereInstead, PlanError, here_instead
@@ -174,8 +174,8 @@ def make_other(original: Original, self: object, *args: object, **kwargs: object
 
 _VARIABLE = "ResourceVariable"
 _NAMED = "kerasps.variables.storage.named:NamedVariable"
-_KEYED = "kerasps.dynamic.table:KeyedVariable"
-_ACCESS = "kerasps.dynamic.row_access"
+_KEYED = "kerasps.dynamic.tables.table:KeyedVariable"
+_ACCESS = "kerasps.dynamic.tables.row_access"
 _POOLED = "kerasps.variables.rows.pooled_rows:PooledRows"
 # Only `kerasps plan` installs them.
 # fmt: off
@@ -206,7 +206,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_NAMED, "_read_variable_op", read_variable, FIT, "large values are left out",
           TENSORFLOW),
     Patch(_NAMED, "sparse_read", read_rows, FIT, "large values are left out", TENSORFLOW),
-    Patch("kerasps.dynamic.room", "places_on", places_on, FIT, "a dry run has no tasks",
+    Patch("kerasps.dynamic.parts.room", "places_on", places_on, FIT, "a dry run has no tasks",
           TENSORFLOW),
     Patch(_KEYED, "num_rows", no_rows, FIT, "a dry run makes no rows", TENSORFLOW),
     Patch(_KEYED, "_look_up", look_up_none, FIT, "a dry run makes no rows", TENSORFLOW),

@@ -7,7 +7,7 @@ import gc
 import keras
 import numpy as np
 
-from kerasps.dynamic import row_access
+from kerasps.dynamic.tables import row_access
 from kerasps.layers import CountAdmission, ProbabilityAdmission
 from support.admission import (
     assert_equals_model,

@@ -16,9 +16,9 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.dynamic import row_access, row_files
-from kerasps.dynamic.keys import part_of
-from kerasps.dynamic.row_files import RowsById
+from kerasps.dynamic.ids.keys import part_of
+from kerasps.dynamic.tables import row_access, row_files
+from kerasps.dynamic.tables.row_files import RowsById
 from kerasps.layers import DynamicEmbedding, load_rows, rows_in_file
 from support.any_ids import differences, make_data, make_model, nearly, state_of, train
 

@@ -10,10 +10,10 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import KeyPart
-from kerasps.dynamic.keys import mixed, part_of
-from kerasps.dynamic.rows_of_ids import RowsOfIds
-from kerasps.dynamic.terms import (
+from kerasps.dynamic.ids.keys import mixed, part_of
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
+from kerasps.dynamic.parts.key_part import KeyPart
+from kerasps.dynamic.parts.terms import (
     AskedKeys,
     Holder,
     Region,

@@ -7,16 +7,16 @@ follow, some at a time. If nobody does, the table doubles within a push, as Tens
 
 The phase says which tables have keys, and only increases:
 
-| phase mod 4 | a look-up asks | new keys go to |
+| phase mod 4 | all keys are in | new keys go to |
 | --- | --- | --- |
 | 0 | the first table | the first |
-| 1 | the first, then the second | the second |
+| 1 | the first and the second | the second |
 | 2 | the second | the second |
-| 3 | the second, then the first | the first |
+| 3 | the second and the first | the first |
 
-Look-ups take no lock. A table is emptied only in an even phase, when all of its keys are in the
-other one. So a look-up may have missed a key only if the phase grew by two while it ran: then it
-looks again.
+Look-ups ask both tables, and take no lock. A table is emptied only in an even phase, when all keys
+are in the other one. So a look-up may have missed a key only if the phase grew while it ran: then
+it looks again.
 """
 
 from __future__ import annotations
@@ -63,77 +63,65 @@ class KeyIndex:
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """Return the place of each key, 0 for one that has none. Needs no lock."""
-        first = (tf.zeros_like(keys), tf.constant(False))
-        return tf.while_loop(lambda _, sure: ~sure, lambda *_: self._attempt(keys), first)[0]
 
-    def _attempt(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Look keys up; return their places, and whether these are sure."""
-        (phase,) = self._numbers(_PHASE)
-        places = self.find_locked(keys, phase)
-        with tf.control_dependencies([places]):
-            (after,) = self._numbers(_PHASE)
-        return places, after - phase < 2
-
-    def find_locked(self, keys: tf.Tensor, phase: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the place of each key, 0 for one that has none. Call under the lock."""
-        if phase is None:
+        def attempt() -> tuple[tf.Tensor, tf.Tensor]:
             (phase,) = self._numbers(_PHASE)
+            with tf.control_dependencies([phase]):
+                places = self.find_locked(keys)
+            with tf.control_dependencies([places]):
+                (after,) = self._numbers(_PHASE)
+            return places, tf.equal(phase, after)
 
-        def in_one(table: NamedIndex) -> tf.Tensor:
-            return _find(table, keys)
+        places, is_sure = attempt()
 
-        def in_both(older: NamedIndex, newer: NamedIndex) -> tf.Tensor:
-            places = _find(older, keys)
-            missing = tf.where(tf.equal(places, 0))
-            found = _find(newer, tf.gather(keys, missing[:, 0]))
-            return tf.tensor_scatter_nd_update(places, missing, found)
+        def again() -> tf.Tensor:
+            return tf.while_loop(lambda _, sure: ~sure, lambda *_: attempt(), (places, is_sure))[0]
 
-        places = tf.cast(self._by_phase(phase, in_one, in_both), tf.int64)
-        places.set_shape(keys.shape)
-        return places
+        return tf.cond(is_sure, lambda: places, again)
+
+    def find_locked(self, keys: tf.Tensor) -> tf.Tensor:
+        """Return the place of each key, 0 for one that has none. Call under the lock."""
+        # A key that both tables have has the same place in both. To ask an empty one costs less
+        # than to choose.
+        first, second = (_find(table, keys) for table in self._tables)
+        return tf.cast(tf.maximum(first, second), tf.int64)
 
     def insert(self, keys: tf.Tensor, places: tf.Tensor) -> tf.Operation:
         """Add different keys that the index does not have. Call under the lock."""
         phase, taken, buckets = self._numbers(_PHASE, _TAKEN, _BUCKETS)
-        count = tf.size(keys, tf.int64)
+        count, values = tf.size(keys, tf.int64), tf.cast(places, tf.int32)
         most = tf.cast(MOST_LOAD * tf.cast(buckets, tf.float64), tf.int64)
         is_full = (taken + count > most) & (count > 0)
 
         def put(table: NamedIndex) -> tf.Tensor:
+            with tf.control_dependencies([_insert(table, keys, values)]):
+                return tf.stack([taken + count, buckets])
+
+        def double(table: NamedIndex) -> tf.Tensor:
             held = tf.raw_ops.LookupTableSizeV2(table_handle=table.handle)
             # A table doubles if an insertion has more keys than there is room for. It counts no
             # removed keys, whose buckets are free only then. So the first key comes many times.
-            fill = tf.where(is_full, tf.maximum(most + 1 - held, 0), tf.zeros_like(held))
+            fill = tf.maximum(most + 1 - held, 0)
             with tf.control_dependencies([held]):
-                inserted = tf.raw_ops.LookupTableInsertV2(
-                    table_handle=table.handle,
-                    keys=tf.concat([tf.repeat(keys[:1], fill), keys], 0),
-                    values=tf.cast(tf.concat([tf.repeat(places[:1], fill), places], 0), tf.int32),
+                inserted = _insert(
+                    table,
+                    tf.concat([tf.repeat(keys[:1], fill), keys], 0),
+                    tf.concat([tf.repeat(values[:1], fill), values], 0),
                 )
             with tf.control_dependencies([inserted]):
-                return tf.identity(held)
+                return tf.stack([held + count, 2 * buckets])
 
-        held = self._in_newer(phase, put)
-        return self._set(
-            {
-                _TAKEN: tf.where(is_full, held, taken) + count,
-                _BUCKETS: tf.where(is_full, 2 * buckets, buckets),
-            }
-        )
+        now = self._in_newer(phase, put, double, which=tf.cast(is_full, tf.int32))
+        return self._set({_TAKEN: now[0], _BUCKETS: now[1]})
 
     def remove(self, keys: tf.Tensor) -> tf.Operation:
         """Remove keys. Call under the lock."""
-        (phase,) = self._numbers(_PHASE)
-
-        def from_some(*tables: NamedIndex) -> tf.Tensor:
-            removed = [
-                tf.raw_ops.LookupTableRemoveV2(table_handle=table.handle, keys=keys)
-                for table in tables
-            ]
-            with tf.control_dependencies(removed):
-                return tf.constant(0)
-
-        return self._by_phase(phase, from_some, from_some).op
+        # Of both tables: the older one keeps its keys until it is emptied, and look-ups ask it.
+        removed = [
+            tf.raw_ops.LookupTableRemoveV2(table_handle=table.handle, keys=keys)
+            for table in self._tables
+        ]
+        return tf.group(removed)
 
     # Growth: `prepare`, `fill`, `begin`; `move` until nothing is left; `fill`, `begin`.
 
@@ -250,27 +238,17 @@ class KeyIndex:
             updates=tf.stack([*numbers.values()]),
         )
 
-    def _by_phase(
-        self,
-        phase: tf.Tensor,
-        in_one: Callable[[NamedIndex], Any],
-        in_both: Callable[[NamedIndex, NamedIndex], Any],
+    def _in_newer(
+        self, phase: tf.Tensor, *works: Callable[[NamedIndex], Any], which: Any = 0
     ) -> Any:
-        """Do one thing or another with the tables that have keys, the older one first."""
-        first, second = self._tables
-        branches = [
-            lambda: in_one(first),
-            lambda: in_both(first, second),
-            lambda: in_one(second),
-            lambda: in_both(second, first),
-        ]
-        return tf.switch_case(tf.cast(_mod4(phase), tf.int32), branches)
+        """Do one of some things with the table that new keys go to."""
+        is_second = tf.bitwise.bitwise_and(tf.bitwise.right_shift(phase + 1, np.int64(1)), 1)
+        branches = [functools.partial(work, table) for work in works for table in self._tables]
+        return tf.switch_case(2 * which + tf.cast(is_second, tf.int32), branches)
 
-    def _in_newer(self, phase: tf.Tensor, work: Callable[[NamedIndex], Any]) -> Any:
-        """Do something with the table that new keys go to."""
-        first, second = self._tables
-        is_first = tf.equal(_mod4(phase + 1), 0) | tf.equal(_mod4(phase), 0)
-        return tf.cond(is_first, lambda: work(first), lambda: work(second))
+
+def _insert(table: NamedIndex, keys: tf.Tensor, values: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.LookupTableInsertV2(table_handle=table.handle, keys=keys, values=values)
 
 
 def _find(table: NamedIndex, keys: tf.Tensor) -> tf.Tensor:

@@ -12,8 +12,15 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.keys import mixed, salt_of
-from kerasps.dynamic.terms import NUM_FREE, Field, TableTerms, of_tables, place_of_field, table_in
+from kerasps.dynamic.ids.keys import mixed, salt_of
+from kerasps.dynamic.parts.terms import (
+    NUM_FREE,
+    Field,
+    TableTerms,
+    of_tables,
+    place_of_field,
+    table_in,
+)
 
 # Added to keys before they are mixed, so that draws are independent of keys.
 _SALT = salt_of(-50)

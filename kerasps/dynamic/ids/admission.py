@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.checks import count
-from kerasps.dynamic.keys import mixed, salt_of
+from kerasps.dynamic.ids.keys import mixed, salt_of
 from kerasps.errors import InputError
 
 # Added to ids before they are mixed, so that admission and first rows are independent.

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.keys import mixed, salt_of
-from kerasps.dynamic.regions import drawn_positions
-from kerasps.dynamic.terms import (
+from kerasps.dynamic.ids.keys import mixed, salt_of
+from kerasps.dynamic.parts.regions import drawn_positions
+from kerasps.dynamic.parts.terms import (
     Field,
     Holder,
     SlotTerms,

@@ -24,8 +24,8 @@ import tensorflow as tf
 from numpy.typing import ArrayLike, DTypeLike
 
 from kerasps import _compat
-from kerasps.dynamic.keyed_rows import KeyedStorage
-from kerasps.dynamic.row_access import RowAccess, pieces_of
+from kerasps.dynamic.parts.keyed_rows import KeyedStorage
+from kerasps.dynamic.tables.row_access import RowAccess, pieces_of
 from kerasps.errors import UnsupportedError
 from kerasps.variables.storage.kinds import MOST_ROWS
 

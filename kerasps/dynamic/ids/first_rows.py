@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.keys import mixed, salt_of
-from kerasps.dynamic.quantiles import quantiles
+from kerasps.dynamic.ids.keys import mixed, salt_of
+from kerasps.dynamic.ids.quantiles import quantiles
 from kerasps.errors import UnsupportedError
 
 _CONSTANT, _UNIFORM, _NORMAL, _TRUNCATED = "constant", "uniform", "normal", "truncated normal"

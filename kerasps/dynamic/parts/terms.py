@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.admission import Admission
-from kerasps.dynamic.eviction import Eviction
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.keys import from_halves, halves, salt_of, unmixed
+from kerasps.dynamic.ids.admission import Admission
+from kerasps.dynamic.ids.eviction import Eviction
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.ids.keys import from_halves, halves, salt_of, unmixed
 
 # A tag has the number of a table and, in these lowest bits, the number of the newest slot that the
 # row has begun.

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from kerasps.dynamic.row_files import IDS, ROWS, RowsById, VariableById, not_later
+from kerasps.dynamic.tables.row_files import IDS, ROWS, RowsById, VariableById, not_later
 from kerasps.variables.lanes.phase import current_phase
 
 

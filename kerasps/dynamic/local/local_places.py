@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.keys import mixed
-from kerasps.dynamic.local_rows import LocalRows, LocalSlot, scatter
-from kerasps.dynamic.rows_of_ids import RowsOfIds, check_different
+from kerasps.dynamic.ids.keys import mixed
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds, check_different
+from kerasps.dynamic.local.local_rows import LocalRows, LocalSlot, scatter
 from kerasps.errors import InputError
 
 # The number of places of a table without `max_rows`: 64 MB for rows of 16 float32.

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.admission import Admission, CountAdmission, ProbabilityAdmission, drawn
-from kerasps.dynamic.local_places import LocalPlaces, digest_of
-from kerasps.dynamic.regions import drawn_positions
-from kerasps.dynamic.rows_of_ids import CountsOfIds
+from kerasps.dynamic.ids.admission import Admission, CountAdmission, ProbabilityAdmission, drawn
+from kerasps.dynamic.ids.rows_of_ids import CountsOfIds
+from kerasps.dynamic.local.local_places import LocalPlaces, digest_of
+from kerasps.dynamic.parts.regions import drawn_positions
 
 
 class LocalCandidates(LocalPlaces):

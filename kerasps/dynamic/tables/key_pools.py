@@ -13,15 +13,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.dynamic.figures import clear_figures, set_end
-from kerasps.dynamic.index_growth import IndexGrowth
-from kerasps.dynamic.key_part import PIECE, KeyPart
-from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, TableRecord
-from kerasps.dynamic.room import places_on
-from kerasps.dynamic.row_access import called_range, spanning
-from kerasps.dynamic.rows_of_ids import CountsOfIds, RowsOfIds, UsageOfRows
-from kerasps.dynamic.table import KeyedVariable
-from kerasps.dynamic.terms import MOST_TABLES, Holder, Region
+from kerasps.dynamic.ids.rows_of_ids import CountsOfIds, RowsOfIds, UsageOfRows
+from kerasps.dynamic.parts.figures import clear_figures, set_end
+from kerasps.dynamic.parts.index_growth import IndexGrowth
+from kerasps.dynamic.parts.key_part import PIECE, KeyPart
+from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage, TableRecord
+from kerasps.dynamic.parts.room import places_on
+from kerasps.dynamic.parts.terms import MOST_TABLES, Holder, Region
+from kerasps.dynamic.tables.row_access import called_range, spanning
+from kerasps.dynamic.tables.table import KeyedVariable
 from kerasps.errors import InputError
 from kerasps.runtime.devices import ps_device
 from kerasps.runtime.on_ps import OnPS

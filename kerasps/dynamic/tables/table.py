@@ -12,10 +12,12 @@ import tensorflow as tf
 from numpy.typing import ArrayLike, DTypeLike
 
 from kerasps import _compat
-from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage, no_gradient
-from kerasps.dynamic.keys import part_of
-from kerasps.dynamic.row_access import RowAccess, access_to
-from kerasps.dynamic.row_files import (
+from kerasps.dynamic.ids.keys import part_of
+from kerasps.dynamic.ids.rows_of_ids import CountsOfIds, RowsOfIds, UsageOfRows
+from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage, no_gradient
+from kerasps.dynamic.parts.terms import AskedKeys, Field
+from kerasps.dynamic.tables.row_access import RowAccess, access_to
+from kerasps.dynamic.tables.row_files import (
     RowsById,
     TableValue,
     VariableById,
@@ -23,8 +25,6 @@ from kerasps.dynamic.row_files import (
     value_of,
     values_for_checkpoint,
 )
-from kerasps.dynamic.rows_of_ids import CountsOfIds, RowsOfIds, UsageOfRows
-from kerasps.dynamic.terms import AskedKeys, Field
 from kerasps.errors import UnsupportedError
 from kerasps.variables.keras.variable import ParameterServerVariable
 from kerasps.variables.lanes.phase import (

@@ -12,9 +12,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.admission import Admission, CountAdmission, ProbabilityAdmission, drawn
-from kerasps.dynamic.keys import unmixed
-from kerasps.dynamic.terms import (
+from kerasps.dynamic.ids.admission import Admission, CountAdmission, ProbabilityAdmission, drawn
+from kerasps.dynamic.ids.keys import unmixed
+from kerasps.dynamic.parts.terms import (
     AskedKeys,
     Field,
     Holder,

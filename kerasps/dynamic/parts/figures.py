@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from kerasps.dynamic.key_part import KeyPart
-from kerasps.dynamic.terms import NUM_FREE, TOP, Field, place_of_field
+from kerasps.dynamic.parts.key_part import KeyPart
+from kerasps.dynamic.parts.terms import NUM_FREE, TOP, Field, place_of_field
 
 
 def figures_of(part: KeyPart, number: int) -> tf.Tensor:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.figures import figures_of
-from kerasps.dynamic.giving_up import last_use, set_tick
-from kerasps.dynamic.key_part import PIECE, KeyPart
-from kerasps.dynamic.keyed_rows import KeyedRows, KeyedStorage
-from kerasps.dynamic.keys import part_of
-from kerasps.dynamic.rows_of_ids import check_different
-from kerasps.dynamic.terms import AskedKeys, Holder, SlotTerms, TableTerms
+from kerasps.dynamic.ids.keys import part_of
+from kerasps.dynamic.ids.rows_of_ids import check_different
+from kerasps.dynamic.parts.figures import figures_of
+from kerasps.dynamic.parts.giving_up import last_use, set_tick
+from kerasps.dynamic.parts.key_part import PIECE, KeyPart
+from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage
+from kerasps.dynamic.parts.terms import AskedKeys, Holder, SlotTerms, TableTerms
 from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.admission import Admission
-from kerasps.dynamic.eviction import Eviction
-from kerasps.dynamic.first_rows import FirstRows
-from kerasps.dynamic.keys import salt_of
+from kerasps.dynamic.ids.admission import Admission
+from kerasps.dynamic.ids.eviction import Eviction
+from kerasps.dynamic.ids.first_rows import FirstRows
+from kerasps.dynamic.ids.keys import salt_of
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.variables.storage.kinds import MOST_ROWS
 

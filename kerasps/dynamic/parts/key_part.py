@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.candidates import admitted
-from kerasps.dynamic.giving_up import Push, begin_usage
-from kerasps.dynamic.key_index import EMPTY_LOG, START_LOG, KeyIndex, first_state
-from kerasps.dynamic.keys import unmixed
-from kerasps.dynamic.regions import new_places
-from kerasps.dynamic.terms import (
+from kerasps.dynamic.ids.keys import unmixed
+from kerasps.dynamic.parts.candidates import admitted
+from kerasps.dynamic.parts.giving_up import Push, begin_usage
+from kerasps.dynamic.parts.key_index import EMPTY_LOG, START_LOG, KeyIndex, first_state
+from kerasps.dynamic.parts.regions import new_places
+from kerasps.dynamic.parts.terms import (
     MEETING,
     NO_TABLE,
     NUM_FREE,

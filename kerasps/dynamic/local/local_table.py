@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.dynamic.admission import Admission
-from kerasps.dynamic.local_candidates import LocalCandidates, admitted
-from kerasps.dynamic.local_places import LocalPlaces, counter
-from kerasps.dynamic.local_rows import LocalSlot
-from kerasps.dynamic.rows_of_ids import RowsOfIds
+from kerasps.dynamic.ids.admission import Admission
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
+from kerasps.dynamic.local.local_candidates import LocalCandidates, admitted
+from kerasps.dynamic.local.local_places import LocalPlaces, counter
+from kerasps.dynamic.local.local_rows import LocalSlot
 
 _LOGGER = logging.getLogger("kerasps")
 # A warning is logged when this share of the places is in use.

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from kerasps.dynamic.key_index import EMPTY_LOG
-from kerasps.dynamic.key_part import KeyPart
+from kerasps.dynamic.parts.key_index import EMPTY_LOG
+from kerasps.dynamic.parts.key_part import KeyPart
 from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.on_ps import OnPS, make_ready
 
