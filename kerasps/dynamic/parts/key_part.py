@@ -393,6 +393,11 @@ class KeyPart:
         is_there = tf.equal(_table_in(self.store(self.tags).gather(places)), number)
         return self._remove(number, tf.gather(places, tf.where(is_there)[:, 0]))
 
+    def num_without_row(self, number: int, keys: tf.Tensor) -> tf.Tensor:
+        """Return how many of some keys have no row in a table."""
+        tags = self.store(self.tags).gather(self.index.find(keys))
+        return tf.math.count_nonzero(tf.not_equal(_table_in(tags), number))
+
     def _remove(self, number: int, places: tf.Tensor) -> tf.Tensor:
         removed = tf.size(places, tf.int64)
         header = self.store(self.numbers).gather(tf.constant([_NUM_FREE], tf.int32))

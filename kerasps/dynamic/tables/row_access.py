@@ -22,7 +22,7 @@ from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch
-from kerasps.runtime.on_ps import OnPS
+from kerasps.runtime.on_ps import OnPS, call_on_each
 from kerasps.variables.rows.chunks import CHUNK_BYTES
 
 
@@ -53,6 +53,17 @@ class TableAccess:
             found += [read.call(first, PIECE)[0] for first in range(1, num_places, PIECE)]
         return np.sort(np.concatenate(found))
 
+    def num_rows(self) -> int:
+        """Return the number of rows of the table, on all ps."""
+        return sum(int(num_rows) for num_rows, _ in call_on_each(self._counters))
+
+    def num_without_row(self, located: Located) -> int:
+        """Return how many of some ids have no row."""
+        return sum(
+            int(self._missing[part].call(keys)[0])
+            for part, keys in zip(located.parts, located.keys, strict=True)
+        )
+
     def make(self, terms: TableTerms, located: Located) -> list[np.ndarray]:
         """Return the places of rows in each part; make those that are missing.
 
@@ -77,6 +88,18 @@ class TableAccess:
         """Remove rows."""
         for part, keys in zip(located.parts, located.keys, strict=True):
             self._removers[part].call(keys)
+
+    @functools.cached_property
+    def _counters(self) -> list[OnPS]:
+        number = self._number
+        return [OnPS(p.device, functools.partial(p.counts, number)) for p in self._shards]
+
+    @functools.cached_property
+    def _missing(self) -> list[OnPS]:
+        spec, number = tf.TensorSpec([None], tf.int64), self._number
+        return [
+            OnPS(p.device, functools.partial(p.num_without_row, number), spec) for p in self._shards
+        ]
 
     @functools.cached_property
     def _id_readers(self) -> list[tuple[OnPS, OnPS]]:
@@ -155,6 +178,10 @@ class RowAccess:
         """The bytes of a row."""
         return self.width * int(self.dtype.size)
 
+    def num_rows(self) -> int:
+        """Return the number of rows of the table, on all ps."""
+        return self._table.num_rows()
+
     def sorted_ids(self) -> np.ndarray:
         """Return the ids of the table, ascending."""
         return self._table.sorted_ids()
@@ -222,8 +249,12 @@ class RowAccess:
             InputError: the table would have more rows than `max_rows`. Nothing is changed.
         """
         check_different(ids)
-        if self._record.max_rows is not None:
-            self._check_room(len(np.union1d(self.sorted_ids(), ids)))
+        most, num_rows = self._record.max_rows, len(ids) + self._table.num_rows()
+        if most is not None and num_rows > most:
+            starts = range(0, len(ids), PIECE)
+            pieces = [self._locate(ids[start : start + PIECE]) for start in starts]
+            num_new = sum(self._table.num_without_row(piece) for piece in pieces)
+            self._check_room(num_rows - len(ids) + num_new)
         self.write(ids, rows)
 
     def replace(self, ids: np.ndarray, rows: Any) -> None:

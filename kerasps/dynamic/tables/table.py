@@ -26,7 +26,6 @@ from kerasps.dynamic.tables.row_files import (
     values_for_checkpoint,
 )
 from kerasps.errors import UnsupportedError
-from kerasps.runtime.on_ps import OnPS, call_on_each
 from kerasps.variables.keras.variable import ParameterServerVariable
 from kerasps.variables.lanes.phase import (
     current_phase,
@@ -71,16 +70,7 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     @property
     def num_rows(self) -> int:
         """The number of rows that there are, over all ps."""
-        self._make_current()
-        return sum(int(num_rows) for num_rows, _ in call_on_each(self._counters))
-
-    @functools.cached_property
-    def _counters(self) -> list[OnPS]:
-        number = self._value.table.number
-        return [
-            OnPS(rows.device, functools.partial(rows.part.counts, number))
-            for rows in self._value.shards
-        ]
+        return self.access.num_rows()
 
     def bytes_by_ps(self) -> list[int]:
         """Return the bytes of its rows and their slots on each ps, when they were last counted."""
