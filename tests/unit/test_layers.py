@@ -101,7 +101,7 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 4720,
+    "dynamic": 4750,
     "layers": 1100,
     "inputs": 2460,
     "step": 12110,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7540,
     "root": 3180,
-    "tests": 53810,
+    "tests": 53820,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from kerasps.dynamic.parts.key_part import KeyPart
-from kerasps.dynamic.parts.terms import NUM_FREE, TOP, Field, place_of_field
+from kerasps.dynamic.parts.terms import NUM_FREE, TOP, Field, place_of_field, table_in
 
 
 def figures_of(part: KeyPart, number: int) -> tf.Tensor:
@@ -18,6 +18,12 @@ def all_figures(part: KeyPart, num_tables: tf.Tensor) -> tf.Tensor:
     first = place_of_field(0, Field.ROWS)
     at = tf.range(first, first + num_tables * len(Field))
     return tf.reshape(part.store(part.numbers).gather(at), [-1, len(Field)])
+
+
+def num_without_row(part: KeyPart, number: int, keys: tf.Tensor) -> tf.Tensor:
+    """Return how many of some keys have no row in a table."""
+    tags = part.store(part.tags).gather(part.index.find(keys))
+    return tf.math.count_nonzero(tf.not_equal(table_in(tags), number))
 
 
 def clear_figures(part: KeyPart, number: int) -> tf.Tensor:

@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import part_of
 from kerasps.dynamic.ids.rows_of_ids import check_different
-from kerasps.dynamic.parts.figures import figures_of
+from kerasps.dynamic.parts.figures import figures_of, num_without_row
 from kerasps.dynamic.parts.giving_up import last_use, set_tick
 from kerasps.dynamic.parts.key_part import PIECE, KeyPart
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage
-from kerasps.dynamic.parts.terms import AskedKeys, Holder, SlotTerms, TableTerms
+from kerasps.dynamic.parts.terms import AskedKeys, Field, Holder, SlotTerms, TableTerms
 from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
@@ -54,6 +54,17 @@ class TableAccess:
         for span, read in self._id_readers:
             found += [read.call(first, PIECE)[0] for first in called_range(span, PIECE)]
         return np.sort(np.concatenate(found))
+
+    def num_rows(self) -> int:
+        """Return the number of rows of the table, on all ps."""
+        return int(self.figures()[Field.ROWS])
+
+    def num_without_row(self, located: Located) -> int:
+        """Return how many of some ids have no row."""
+        return sum(
+            int(self._missing[part].call(keys)[0])
+            for part, keys in zip(located.parts, located.keys, strict=True)
+        )
 
     def make(self, terms: TableTerms, located: Located) -> list[np.ndarray]:
         """Return the places of rows in each part; make those that are missing.
@@ -103,6 +114,14 @@ class TableAccess:
     def _counters(self) -> list[OnPS]:
         number = self._holder.number
         return [OnPS(p.device, functools.partial(figures_of, p, number)) for p in self._shards]
+
+    @functools.cached_property
+    def _missing(self) -> list[OnPS]:
+        spec, number = tf.TensorSpec([None], tf.int64), self._holder.number
+        return [
+            OnPS(p.device, functools.partial(num_without_row, p, number), spec)
+            for p in self._shards
+        ]
 
     @functools.cached_property
     def _id_readers(self) -> list[tuple[OnPS, OnPS]]:
@@ -251,8 +270,12 @@ class RowAccess:
             InputError: the table would have more rows than `max_rows`. Nothing is changed.
         """
         check_different(ids)
-        if self._record.max_rows is not None:
-            self._check_room(len(np.union1d(self.sorted_ids(), ids)))
+        most, num_rows = self._record.max_rows, len(ids) + self._table.num_rows()
+        if most is not None and num_rows > most:
+            starts = range(0, len(ids), PIECE)
+            pieces = [self._locate(ids[start : start + PIECE]) for start in starts]
+            num_new = sum(self._table.num_without_row(piece) for piece in pieces)
+            self._check_room(num_rows - len(ids) + num_new)
         self.write(ids, rows)
 
     def remove(self, ids: np.ndarray) -> int:

@@ -292,7 +292,7 @@ def test_values_that_are_no_value_of_a_table_are_refused(model):
         table.assign(RowsById(np.zeros(2, np.int64), np.zeros((2, 4), "float32")))
 
 
-def test_a_full_table_is_loaded_however_its_rows_are_spread(strategy):
+def test_a_full_table_is_loaded_however_its_rows_are_spread(strategy, monkeypatch):
     with strategy.scope():
         layer = DynamicEmbedding(3, max_rows=10)
         layer.build()
@@ -309,6 +309,11 @@ def test_a_full_table_is_loaded_however_its_rows_are_spread(strategy):
         with pytest.raises(kerasps.InputError, match=r"max_rows=10 rows\. Received: 11\."):
             refused()
     np.testing.assert_array_equal(table.sorted_ids(), ids)
+    # A few rows are written in the time of a few, however many there are.
+    with monkeypatch.context() as patch:
+        patch.setattr(row_access.TableAccess, "sorted_ids", None)
+        table.write_rows(ids[:2], np.full((2, 3), 2, "float32"))
+    np.testing.assert_array_equal(layer.rows(ids)[:, 0], [2, 2] + 8 * [1])
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
