@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import ArrayLike
 
 from kerasps.central_storage import CentralStorageStrategy
 from kerasps.dynamic.ids.admission import CountAdmission, ProbabilityAdmission, admission_of
 from kerasps.dynamic.ids.eviction import Eviction, eviction_of
 from kerasps.dynamic.ids.first_rows import FirstRows
-from kerasps.dynamic.ids.keys import as_ids, ids_of
+from kerasps.dynamic.ids.keys import as_ids
 from kerasps.dynamic.ids.rows_of_ids import MOST_ROWS, CountsOfIds, RowsOfIds, UsageOfRows
 from kerasps.dynamic.local.local_table import LocalTable
 from kerasps.dynamic.tables.row_files import save_table
@@ -23,10 +22,10 @@ from kerasps.errors import InputError, UnsupportedError
 from kerasps.hooks import patch, table
 from kerasps.layers.arguments import refuse, whole_number
 from kerasps.layers.bags import are_alike, bags_of, described, is_ragged, is_sparse
+from kerasps.layers.rows_by_hand import LayerWithRows
 from kerasps.saving.saved_model import Export
 from kerasps.variables.lanes.phase import (
     current_phase,
-    note_assignment,
     strategy_of_new_variables,
 )
 from kerasps.variables.placing.placing import is_ours
@@ -40,7 +39,7 @@ _DEFAULT_ROWS = ("first", "zeros")
 
 
 @keras.saving.register_keras_serializable(package="kerasps")
-class DynamicEmbedding(keras.layers.Layer):
+class DynamicEmbedding(LayerWithRows):
     """Turns ids into dense vectors, and makes the row of an id when it is first trained.
 
     It needs no vocabulary and no `input_dim`: ids are any integers, also negative ones, or strings.
@@ -78,13 +77,17 @@ class DynamicEmbedding(keras.layers.Layer):
             one gives zeros. Default None: a row for each id.
         max_rows: the most rows that the table may have. When it is full, an id without a row
             keeps its first row. Default None: as many as the memory holds.
+        max_bytes_per_ps: the most bytes of a ps that rows, their slots and what finds them may
+            take, as a bound beside `max_rows` or without it. A row counts 64 bytes more than its
+            values and slots. Default None: no such limit.
         admission: the rule by which ids get rows: a `CountAdmission` or a `ProbabilityAdmission`.
             An id without a row reads its default row, and its gradients are dropped and counted.
             Default None: the first step that updates an id makes its row.
         default_row: what an id without a row reads: `"first"`, its first row, or `"zeros"`. A row
             that is made begins as its first row. Default `"first"`.
         eviction: an `Eviction`, the rule by which rows are given up for new ids. It needs
-            `max_rows`, and tables on ps with asynchronous updates. Default None: all rows stay.
+            `max_rows` or `max_bytes_per_ps`, and tables on ps with asynchronous updates. Default
+            None: all rows stay.
         seed: the seed of first rows, any integer. The seed of the initializer is not used. Default
             None: drawn at random, and kept in the configuration of the layer.
         dtype: the dtype or the dtype policy of the layer. Default: `keras.config.dtype_policy()`.
@@ -112,6 +115,7 @@ class DynamicEmbedding(keras.layers.Layer):
         mask_zero: bool = False,
         combiner: str | None = None,
         max_rows: int | None = None,
+        max_bytes_per_ps: int | None = None,
         admission: CountAdmission | ProbabilityAdmission | None = None,
         default_row: str = "first",
         eviction: Eviction | None = None,
@@ -129,6 +133,10 @@ class DynamicEmbedding(keras.layers.Layer):
             max_rows = whole_number(
                 "max_rows", max_rows, "or None for no limit", least=1, most=MOST_ROWS - 1
             )
+        if max_bytes_per_ps is not None:
+            max_bytes_per_ps = whole_number(
+                "max_bytes_per_ps", max_bytes_per_ps, "or None for no limit", least=1024
+            )
         if seed is None:
             # From the generator that `keras.utils.set_random_seed` sets.
             seed = random.randrange(2**31)
@@ -140,12 +148,12 @@ class DynamicEmbedding(keras.layers.Layer):
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
         self.mask_zero = bool(mask_zero)
         self.combiner = combiner
-        self.max_rows = max_rows
+        self.max_rows, self.max_bytes_per_ps = max_rows, max_bytes_per_ps
         self.admission = admission_of(admission)
         self.default_row = default_row
         self.eviction = eviction_of(eviction)
-        if self.eviction is not None and max_rows is None:
-            refuse("max_rows", "None", "a number, with `eviction`", "Give both")
+        if self.eviction is not None:
+            self._check_bounds(self.eviction)
         self.seed = seed
         # Ids and weights come as they are.
         self.autocast = False
@@ -173,6 +181,7 @@ class DynamicEmbedding(keras.layers.Layer):
             admission=self.admission,
             reads_zeros=self.default_row == "zeros",
             eviction=self.eviction,
+            max_bytes_per_ps=self.max_bytes_per_ps,
         )
         strategy = strategy_of_new_variables()
         self._check_eviction(strategy)
@@ -187,7 +196,7 @@ class DynamicEmbedding(keras.layers.Layer):
             if self.eviction is not None:
                 self._usage = self.add_weight(
                     name="usage",
-                    shape=(MOST_ROWS, self.eviction.num_columns),
+                    shape=(MOST_ROWS, len(self.eviction.columns)),
                     dtype="int32",
                     initializer=UsageOfRows(self.embeddings.storage, self.eviction),
                     trainable=False,
@@ -216,6 +225,17 @@ class DynamicEmbedding(keras.layers.Layer):
         self.embeddings = self._local.rows
         if self._local.candidates is not None:
             self._candidates = self._local.candidates.rows
+
+    def _check_bounds(self, eviction: Eviction) -> None:
+        if self.max_rows is None and self.max_bytes_per_ps is None:
+            refuse("max_rows", "None", "a number, with `eviction`", "Give both")
+        if self.max_rows is not None and eviction.min_rows > eviction.low * self.max_rows:
+            refuse(
+                "eviction",
+                f"{eviction!r} and max_rows={self.max_rows:,}",
+                "`min_rows` of at most `low * max_rows`",
+                "Give a smaller `min_rows`",
+            )
 
     def _check_eviction(self, strategy: tf.distribute.Strategy) -> None:
         if self.eviction is None:
@@ -357,111 +377,6 @@ class DynamicEmbedding(keras.layers.Layer):
         """Return the number of elements of the rows that there are."""
         return self.num_rows * self.output_dim
 
-    @property
-    def num_rows(self) -> int:
-        """The number of rows, over all ps."""
-        return int(self._table.num_rows) if self.built else 0
-
-    def figures(self) -> dict[str, int]:
-        """Return the numbers of the table, summed over all ps.
-
-        - `"rows"`: rows that there are.
-        - `"candidates"`: ids that have a count and no row (see `CountAdmission`).
-        - `"refused_for_room"`: times that a row was not made since the table was full.
-        - `"refused_by_admission"`: times that a row was not made since its id was not admitted.
-          Each is a dropped gradient.
-        - `"evicted"`: rows that were given up (see `Eviction`).
-
-        The last three begin at 0 when the table is made, and are in no file.
-        """
-        figures = dict(self._table.figures)
-        if self._local is None:
-            candidates = self._candidates
-            figures["candidates"] = 0 if candidates is None else candidates.num_rows
-        return figures
-
-    def rows(self, ids: ArrayLike) -> np.ndarray:
-        """Return the rows of ids as an array of shape `[len(ids), output_dim]`; makes none.
-
-        An id without a row has its default row.
-
-        Args:
-            ids: a vector of integers or strings: a list, an array or a tensor.
-        """
-        return np.asarray(self._table.find_rows(ids_of(ids)))
-
-    def items(self, batch: int = 65536) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Return an iterator over all rows: pieces `(ids, rows)` of up to `batch`, in no order.
-
-        The ids of strings are their int64 fingerprints. Their text is not stored.
-        """
-        batch = whole_number("batch", batch, "such as 65536", least=1)
-        return iter(self._table.row_items(batch))
-
-    def load_rows(self, ids: ArrayLike, rows: ArrayLike) -> None:
-        """Set the rows of ids, and make those that are missing.
-
-        Args:
-            ids: a vector of different integers or strings.
-            rows: an array of shape `[len(ids), output_dim]`.
-        """
-        vector = ids_of(ids)
-        values = np.asarray(rows)
-        if values.shape != (len(vector), self.output_dim):
-            refuse(
-                "rows",
-                f"an array of shape {values.shape}",
-                f"an array of shape ({len(vector)}, {self.output_dim})",
-                "Give one row for each id",
-            )
-        num_different = len(np.unique(vector))
-        if num_different < len(vector):
-            refuse(
-                "ids",
-                f"{len(vector):,} ids, {num_different:,} of them different",
-                "each id once",
-                "Leave out repeated ids, with their rows",
-            )
-        self._table.write_rows(vector, values)
-
-    def evict(self, ids: ArrayLike) -> int:
-        """Remove the rows of ids from the ps, with their slots, and the counts of candidates.
-
-        Files that are saved later do not have them. An id that comes again begins anew.
-
-        Args:
-            ids: a vector of integers or strings. Ids without a row are allowed.
-
-        Returns:
-            The number of rows that were removed.
-
-        Raises:
-            UnsupportedError: the table is in this process, where slots of the optimizer belong to
-                places and not to ids.
-        """
-        vector = np.unique(ids_of(ids))
-        table = self._table
-        if self._local is not None:
-            raise UnsupportedError(
-                f"The table of the layer {self.name!r} is in this process, where rows stay. "
-                "Expected: a table on ps. Received: `evict` in one process. Load the other rows "
-                "into a new layer with `load_rows`."
-            )
-        note_assignment()
-        if self._candidates is not None:
-            self._candidates.access.remove(vector)
-        return int(table.access.remove(vector))
-
-    @property
-    def _table(self) -> Any:
-        if not self.built:
-            raise InputError(
-                f"The layer {self.name!r} has no table yet. Expected: a built layer. Received: one "
-                "that was not built. Call it on ids once, or call `layer.build()` in the scope of "
-                "the strategy."
-            )
-        return self.embeddings if self._local is None else self._local
-
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the layer, with the seed if it was drawn."""
         return {
@@ -472,6 +387,7 @@ class DynamicEmbedding(keras.layers.Layer):
             "mask_zero": self.mask_zero,
             "combiner": self.combiner,
             "max_rows": self.max_rows,
+            "max_bytes_per_ps": self.max_bytes_per_ps,
             "admission": keras.saving.serialize_keras_object(self.admission),
             "default_row": self.default_row,
             "eviction": keras.saving.serialize_keras_object(self.eviction),
@@ -513,7 +429,10 @@ class DynamicEmbedding(keras.layers.Layer):
         # On ps, large rows are read from the file in pieces.
         self.embeddings.replace_rows(ids, rows)
         if self._usage is not None and {_USED, _USAGE} <= set(names):
-            self._usage.replace_rows(np.asarray(store[_USED]), np.asarray(store[_USAGE]))
+            usage = np.asarray(store[_USAGE])
+            # Of a layer with another eviction, the rows are as if they were made now.
+            if usage.shape[1] == self._usage.shape[1]:
+                self._usage.replace_rows(np.asarray(store[_USED]), usage)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: object) -> Any:
         children = super()._trackable_children(save_type, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import keras
 from kerasps.checks import choice, count
 from kerasps.errors import InputError
 
-ORDERS = ("lru", "lfu", "age")
+ORDERS = ("lru", "lfu", "age", "norm")
 
 
 @keras.saving.register_keras_serializable(package="kerasps")
@@ -30,33 +31,46 @@ class Eviction:
 
     Args:
         order: `"lru"`, the row whose last update was longest ago; `"lfu"`, the one with the fewest
-            updates; `"age"`, the one that was made first. Default `"lru"`.
+            updates; `"age"`, the one that was made first; `"norm"`, the one with the smallest
+            Euclidean norm. Default `"lru"`.
         ttl_steps: give up rows without an update in so many steps of all workers, too. Each step
             looks at 64 rows of a ps in turn. Default None: no such limit.
+        ttl_seconds: the same, for rows without an update in so many seconds, by the clock of the
+            ps. Default None: no such limit.
         low: the share of `max_rows` from which on rows are given up. Default 0.9.
+        min_rows: the number of rows, over all ps, that are not given up. Default 0.
 
     Raises:
-        InputError: `order` or `low` is another value.
-        TypeError: `ttl_steps` is not a whole number.
-        ValueError: `ttl_steps` is less than 1.
+        InputError: `order`, `low` or `ttl_seconds` is another value.
+        TypeError: `ttl_steps` or `min_rows` is not a whole number.
+        ValueError: `ttl_steps` is less than 1, or `min_rows` less than 0.
     """
 
     def __init__(
-        self, order: str = "lru", *, ttl_steps: int | None = None, low: float = 0.9
+        self,
+        order: str = "lru",
+        *,
+        ttl_steps: int | None = None,
+        ttl_seconds: float | None = None,
+        low: float = 0.9,
+        min_rows: int = 0,
     ) -> None:
         choice("order", order, ORDERS)
         if ttl_steps is not None:
             ttl_steps = count("Argument `ttl_steps` of an Eviction cannot be used", ttl_steps)
-        if not isinstance(low, (int, float)) or not 0 < low < 1:
-            raise InputError(
-                "Argument `low` of an Eviction cannot be used. Expected: a number between 0 and 1. "
-                f"Received: {low!r}. Give a number like 0.9."
-            )
+        if ttl_seconds is not None and not (_is_number(ttl_seconds) and 0 < ttl_seconds < 2**31):
+            raise _refused("ttl_seconds", ttl_seconds, "a number of seconds above 0", "86_400")
+        if not (_is_number(low) and 0 < low < 1):
+            raise _refused("low", low, "a number between 0 and 1", "0.9")
         self.order, self.ttl_steps, self.low = order, ttl_steps, float(low)
+        self.ttl_seconds = None if ttl_seconds is None else float(ttl_seconds)
+        problem = "Argument `min_rows` of an Eviction cannot be used"
+        self.min_rows = count(problem, min_rows, least=0)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""
-        return {"order": self.order, "ttl_steps": self.ttl_steps, "low": self.low}
+        names = "order", "ttl_steps", "ttl_seconds", "low", "min_rows"
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Eviction:
@@ -78,9 +92,14 @@ class Eviction:
         return f"Eviction({given})"
 
     @property
-    def num_columns(self) -> int:
-        """The numbers that a ps keeps of the use of each row: the last, and that of the order."""
-        return 1 if self.order == "lru" else 2
+    def columns(self) -> tuple[str, ...]:
+        """What a ps keeps of the use of each row.
+
+        The tick of its last update; for some orders, the number of its updates or the tick in
+        which it was made; the second of its last update, if rows have a time to live in seconds.
+        """
+        of_order = {"lfu": ("updates",), "age": ("made",)}.get(self.order, ())
+        return ("used", *of_order, *(() if self.ttl_seconds is None else ("second",)))
 
 
 def eviction_of(argument: object) -> Eviction | None:
@@ -95,3 +114,14 @@ def eviction_of(argument: object) -> Eviction | None:
             "`kerasps.layers.Eviction('lru')`."
         )
     return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _refused(name: str, value: object, expected: str, example: str) -> InputError:
+    return InputError(
+        f"Argument `{name}` of an Eviction cannot be used. Expected: {expected}. Received: "
+        f"{value!r}. Give a number like {example}."
+    )

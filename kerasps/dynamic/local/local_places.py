@@ -50,7 +50,7 @@ class LocalPlaces(tf.Module):
     ) -> None:
         super().__init__()
         self._initializer = initializer
-        self.num_places = initializer.max_rows or DEFAULT_PLACES
+        self.num_places = initializer.most_rows_on_ps(1, 0) or DEFAULT_PLACES
         self._width = initializer.first_rows.width
         prefix = "" if trainable else f"{name}_"
 

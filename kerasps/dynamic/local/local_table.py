@@ -51,15 +51,17 @@ class LocalTable(LocalPlaces):
             self._num_refused, self._num_dropped = counter(), counter()
 
     @property
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, int | float]:
         """The numbers of the table (see `DynamicEmbedding.figures`)."""
         candidates = self.candidates
         return {
             "rows": self.num_rows,
+            "bytes": self.num_rows * self._width * tf.as_dtype(self.rows.dtype).size,
+            "inserted": self.num_rows,
             "candidates": 0 if candidates is None else candidates.num_rows,
             "refused_for_room": self.num_refused,
             "refused_by_admission": int(self._num_dropped.numpy()),
-            "evicted": 0,
+            **dict.fromkeys(("evicted", "mean_age_of_evicted", "resurrected", "pushed_ids"), 0),
         }
 
     @property
@@ -84,7 +86,7 @@ class LocalTable(LocalPlaces):
         begins, makes = self._initializer, training and trainable
         before = self._found(flat) if begins.reads_zeros or not makes else None
         places = self._made(flat) if makes else before
-        if makes and begins.max_rows is None and begins.admission is None:
+        if makes and begins.most_rows_on_ps(1, 0) is None and begins.admission is None:
             rows = tf.gather(self.rows.value, places)
         else:
             rows = self._rows_or_default(flat, places)
@@ -136,6 +138,15 @@ class LocalTable(LocalPlaces):
         super().replace_rows(ids, rows)
         for slot, values in slots:
             slot.begin_with(np.arange(len(ids)), values)
+
+    def remove_rows(self, ids: np.ndarray) -> int:
+        """Remove the rows of different ids, and the counts of candidates; return how many rows."""
+        before = self.num_rows
+        for of_ids in (self, self.candidates):
+            if of_ids is not None:
+                kept = np.setdiff1d(of_ids.sorted_ids(), ids, assume_unique=True)
+                of_ids.replace_rows(kept, of_ids.find_rows(kept))
+        return before - self.num_rows
 
     def _found(self, ids: tf.Tensor) -> tf.Tensor:
         """Return the places of a vector of ids, -1 for an id without a row."""
@@ -210,7 +221,7 @@ class LocalTable(LocalPlaces):
         tf.raw_ops.AssignAddVariableOp(resource=self._num_dropped.handle, value=dropped)
         before = self.num_rows_now
         room = self.num_places - before
-        if self._initializer.max_rows is None:
+        if self._initializer.most_rows_on_ps(1, 0) is None:
             with tf.control_dependencies([self._fits(new, room)]):
                 made = tf.identity(new)
         else:

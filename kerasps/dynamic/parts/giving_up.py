@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,15 +12,15 @@ import tensorflow as tf
 from kerasps.dynamic.ids.keys import mixed, salt_of
 from kerasps.dynamic.parts.regions import drawn_positions
 from kerasps.dynamic.parts.terms import (
+    AskedKeys,
     Field,
-    Holder,
-    SlotTerms,
     TableTerms,
     of_tables,
     place_of_field,
     table_in,
 )
-from kerasps.variables.rows.row_store import RowStore
+from kerasps.dynamic.parts.usage import Part as PartWithUsage
+from kerasps.dynamic.parts.usage import Usage, UsageOfPlaces, this_second
 from kerasps.variables.storage.named import NamedVariable
 
 # The rows that are drawn for each one that is given up.
@@ -29,27 +30,13 @@ _MORE = 64
 _LOOKED_AT = 64
 
 
-class Part(Protocol):
+class Part(PartWithUsage, Protocol):
     """The part of a pool that has rows (see `KeyPart`)."""
+
+    rows: NamedVariable
 
     @property
     def tags(self) -> NamedVariable: ...
-
-    def slot(self, terms: SlotTerms) -> NamedVariable: ...
-
-    def store(self, holder: NamedVariable) -> RowStore: ...
-
-    def piece(
-        self, holder: Holder, first: tf.Tensor, count: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]: ...
-
-    def gather_numbers(self, at: Sequence[int]) -> tf.Tensor: ...
-
-    def add_to_numbers(self, at: Sequence[int], changes: tf.Tensor) -> tf.Operation: ...
-
-    def remove_at(
-        self, holders: Sequence[Holder], places: tf.Tensor, local: tf.Tensor | None
-    ) -> tf.Tensor: ...
 
 
 class Push:
@@ -57,7 +44,7 @@ class Push:
 
     Args:
         tables: the tables, whose evictions differ in numbers alone.
-        which: the index of the table of each key.
+        asked: the keys.
         found: the place of each key before, 0 for none.
         places: its place now, 0 for none.
     """
@@ -66,38 +53,41 @@ class Push:
         self,
         part: Part,
         tables: Sequence[TableTerms],
-        which: tf.Tensor,
+        asked: AskedKeys,
         found: tf.Tensor,
         places: tf.Tensor,
     ) -> None:
         self._part, self._tables = part, tables
         self._evictions = [table.eviction for table in tables if table.eviction is not None]
-        self._order = self._evictions[0].order
-        usage = tables[0].usage
-        assert usage is not None  # of each table with eviction
-        self._usage = part.slot(usage)
+        self._usage = Usage(part, tables)
         fields = [Field.TICK, Field.ROWS, Field.USED]
         numbers = part.gather_numbers(self._at(*fields))
         before, self._rows, self._used = tf.unstack(tf.reshape(numbers, [len(fields), -1]))
         self._ticks = before + 1
         self._firsts = np.array([table.region.first for table in tables if table.region], np.int64)
-        self._which, self._places = which, places
+        self._which, self._places = asked.which, places
         is_made = tf.equal(found, 0) & (places > 0)
-        self._made = tf.math.unsorted_segment_sum(tf.cast(is_made, tf.int64), which, len(tables))
+        self._made = self._of_each(is_made)
+        had_row = tf.zeros_like(is_made) if asked.had_row is None else asked.had_row
+        self._remade = self._of_each(is_made & had_row)
 
     def settle(self) -> tf.Operation:
         """Note which rows the push uses, then give up others."""
         part = self._part
+        used = tf.where(self._places > 0)[:, 0]
+        ticks = tf.cast(tf.gather(self._ticks, tf.gather(self._which, used)), tf.int32)
+        changes = [tf.ones_like(self._ticks), self._of_each(self._places >= 0), self._remade]
         with tf.control_dependencies([self._ticks, self._rows, self._used]):
-            add = part.add_to_numbers(self._at(Field.TICK), tf.ones_like(self._ticks))
-        steps: list[tf.Operation] = [add, self._stamp()]
-        with tf.control_dependencies(steps):
-            if any(eviction.ttl_steps for eviction in self._evictions):
+            add = part.add_to_numbers(
+                self._at(Field.TICK, Field.ASKED, Field.REMADE), tf.concat(changes, 0)
+            )
+        with tf.control_dependencies([add, self._usage.note(tf.gather(self._places, used), ticks)]):
+            if any(e.ttl_steps or e.ttl_seconds for e in self._evictions):
                 with tf.control_dependencies([self._give_up(*self._expired())]):
                     self._rows = tf.identity(part.gather_numbers(self._at(Field.ROWS)))
             bounds = zip(self._evictions, self._tables, strict=True)
-            low = np.array([int(eviction.low * table.most) for eviction, table in bounds])
-            over = tf.clip_by_value(self._rows - low, 0, 2 * self._made + _MORE)
+            low = [max(int(eviction.low * table.most), table.least) for eviction, table in bounds]
+            over = tf.clip_by_value(self._rows - np.array(low), 0, 2 * self._made + _MORE)
             done = tf.cond(
                 tf.reduce_any(over > 0),
                 lambda: self._give_up(*self._first_in_order(over)),
@@ -109,25 +99,17 @@ class Push:
     def _at(self, *fields: Field) -> list[int]:
         return [place_of_field(table.number, field) for field in fields for table in self._tables]
 
-    def _stamp(self) -> tf.Operation:
-        """Write the tick, and the number of the order, of the rows that the push uses."""
-        used = tf.where(self._places > 0)[:, 0]
-        places = tf.gather(self._places, used)
-        ticks = tf.cast(tf.gather(self._ticks, tf.gather(self._which, used)), tf.int32)[:, None]
-        if self._order == "lru":
-            numbers = ticks
-        else:
-            others = self._part.store(self._usage).gather(places)[:, 1:]
-            numbers = tf.concat([ticks, others + 1 if self._order == "lfu" else others], 1)
-        return tf.raw_ops.ResourceScatterUpdate(
-            resource=self._usage.handle, indices=places, updates=numbers
+    def _of_each(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the sum of a number for each key, for each table."""
+        return tf.math.unsorted_segment_sum(
+            tf.cast(values, tf.int64), self._which, len(self._tables)
         )
 
-    def _rows_at(self, places: tf.Tensor, which: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _rows_at(self, places: tf.Tensor, which: tf.Tensor) -> tuple[tf.Tensor, UsageOfPlaces]:
         """Return whether each place has a row of its table, and the use of the row."""
         numbers = of_tables([table.number for table in self._tables], which, np.int32)
         tags = self._part.store(self._part.tags).gather(places)
-        return tf.equal(table_in(tags), numbers), self._part.store(self._usage).gather(places)
+        return tf.equal(table_in(tags), numbers), self._usage.read(places)
 
     def _expired(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the places of rows that were not used for too long, among some in turn."""
@@ -139,9 +121,25 @@ class Push:
         places = tf.gather(tf.constant(self._firsts), which) + position
         is_row, usage = self._rows_at(places, which)
         limits = [e.ttl_steps or np.iinfo(np.int64).max for e in self._evictions]
-        age = ticks - tf.cast(usage[:, 0], tf.int64)
-        expired = tf.where(is_row & (age > of_tables(limits, which, np.int64)))[:, 0]
-        return tf.gather(places, expired), tf.gather(which, expired)
+        age = ticks - tf.cast(usage["used"], tf.int64)
+        is_over = age > of_tables(limits, which, np.int64)
+        if self._evictions[0].ttl_seconds is not None:  # the others keep seconds, too
+            limits = [math.ceil(e.ttl_seconds or 0) for e in self._evictions]
+            is_over |= this_second() - usage["second"] > of_tables(limits, which, np.int32)
+        expired = tf.where(is_row & is_over)[:, 0]
+        least = np.array([table.least for table in self._tables])
+        return self._at_most(
+            self._rows - least, tf.gather(places, expired), tf.gather(which, expired)
+        )
+
+    def _at_most(
+        self, most: tf.Tensor, places: tf.Tensor, which: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the first places of each table."""
+        counts = tf.math.unsorted_segment_sum(tf.ones_like(places), which, len(self._tables))
+        start = tf.gather(tf.cumsum(counts, exclusive=True), which)
+        kept = tf.where(tf.range(tf.size(places, tf.int64)) - start < tf.gather(most, which))[:, 0]
+        return tf.gather(places, kept), tf.gather(which, kept)
 
     def _first_in_order(self, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the places of rows to give up, `count` of each table, or fewer."""
@@ -157,51 +155,35 @@ class Push:
         places = tf.where(position >= 0, firsts + position, tf.zeros_like(position))
         flat, repeated = tf.reshape(places, [-1]), tf.repeat(which, _DRAWS)
         is_row, usage = self._rows_at(flat, repeated)
-        may_go = is_row & (usage[:, 0] < tf.cast(tf.gather(self._ticks, repeated), tf.int32))
-        score = tf.where(may_go, usage[:, -1], tf.int32.max)
-        score = tf.reshape(score, [-1, _DRAWS])
+        # No row that this push uses.
+        may_go = is_row & (usage["used"] < tf.cast(tf.gather(self._ticks, repeated), tf.int32))
+        score = self._scores(flat, usage)
+        score = tf.reshape(tf.where(may_go, score, score.dtype.max), [-1, _DRAWS])
         best = tf.argmin(score, 1)
         chosen = tf.gather(places, best, batch_dims=1)
-        found = tf.where(tf.reduce_min(score, 1) < tf.int32.max)[:, 0]
+        found = tf.where(tf.reduce_any(tf.reshape(may_go, [-1, _DRAWS]), 1))[:, 0]
         return tf.gather(chosen, found), tf.gather(which, found)
+
+    def _scores(self, places: tf.Tensor, usage: UsageOfPlaces) -> tf.Tensor:
+        """Return a number for each row; the smallest goes first."""
+        order = self._evictions[0].order
+        if order == "norm":
+            rows = self._part.store(self._part.rows).gather(places)
+            return tf.reduce_sum(tf.square(tf.cast(rows, tf.float32)), 1)
+        return usage[{"lru": "used", "lfu": "updates", "age": "made"}[order]]
 
     def _give_up(self, places: tf.Tensor, which: tf.Tensor) -> tf.Tensor:
         """Remove rows; return how many."""
-        holders = [table.holder for table in self._tables]
-        removed = self._part.remove_at(holders, places, which)
-        counts = tf.math.unsorted_segment_sum(tf.ones_like(places), which, len(self._tables))
-        add = self._part.add_to_numbers(self._at(Field.EVICTED), counts)
+        holders, number = [table.holder for table in self._tables], len(self._tables)
+        ages = tf.gather(self._ticks, which) - tf.cast(self._usage.read(places)["used"], tf.int64)
+        counts, ages = (
+            tf.math.unsorted_segment_sum(values, which, number)
+            for values in (tf.ones_like(places), ages)
+        )
+        with tf.control_dependencies([ages]):
+            removed = self._part.remove_at(holders, places, which)
+        add = self._part.add_to_numbers(
+            self._at(Field.EVICTED, Field.AGES), tf.concat([counts, ages], 0)
+        )
         with tf.control_dependencies([add, removed]):
             return tf.reduce_sum(counts)
-
-
-def begin_usage(
-    part: Part, tables: Sequence[TableTerms], places: tf.Tensor, local: tf.Tensor | None
-) -> tf.Operation:
-    """Note that rows are made and used now, and were not used before."""
-    usage, eviction = tables[0].usage, tables[0].eviction
-    assert usage is not None
-    ticks = part.gather_numbers([place_of_field(t.number, Field.TICK) for t in tables]) + 1
-    which = tf.zeros_like(places, tf.int32) if local is None else local
-    now = tf.gather(tf.cast(ticks, tf.int32), which)[:, None]
-    is_counted = eviction is not None and eviction.order == "lfu"
-    columns = [now, tf.zeros_like(now) if is_counted else now][: usage.width]
-    return tf.raw_ops.ResourceScatterUpdate(
-        resource=part.slot(usage).handle, indices=places, updates=tf.concat(columns, 1)
-    )
-
-
-def last_use(
-    part: Part, holder: Holder, usage: SlotTerms, first: tf.Tensor, count: tf.Tensor
-) -> tf.Tensor:
-    """Return the last tick at which rows of a table among `count` places were used."""
-    places, _ = part.piece(holder, first, count)
-    ticks = part.store(part.slot(usage)).gather(places)[:, 0]
-    return tf.cast(tf.reduce_max(tf.concat([[0], ticks], 0)), tf.int64)
-
-
-def set_tick(part: Part, holder: Holder, tick: tf.Tensor) -> tf.Tensor:
-    """Set the number of pushes to a table. Call under the lock."""
-    at = [place_of_field(holder.number, Field.TICK)]
-    with tf.control_dependencies([part.add_to_numbers(at, tick[None] - part.gather_numbers(at))]):
-        return tf.identity(tick)

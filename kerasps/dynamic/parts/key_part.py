@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import unmixed
 from kerasps.dynamic.parts.candidates import admitted
-from kerasps.dynamic.parts.giving_up import Push, begin_usage
+from kerasps.dynamic.parts.giving_up import Push
+from kerasps.dynamic.parts.gone import tell_gone
 from kerasps.dynamic.parts.key_index import EMPTY_LOG, START_LOG, KeyIndex, first_state
 from kerasps.dynamic.parts.regions import new_places
 from kerasps.dynamic.parts.terms import (
@@ -32,6 +33,7 @@ from kerasps.dynamic.parts.terms import (
     SlotTerms,
     TableTerms,
     default_rows,
+    first_numbers,
     first_rows,
     newest_of,
     of_tables,
@@ -41,6 +43,7 @@ from kerasps.dynamic.parts.terms import (
     some,
     table_in,
 )
+from kerasps.dynamic.parts.usage import begin_usage
 from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.rows.row_pools import take_memory
 from kerasps.variables.rows.row_store import RowStore
@@ -59,6 +62,7 @@ class KeyPart:
         capacity: the number of places.
         make: makes a variable (see `variables.NamedVariable`).
         make_index: makes a hash table on a device, with a number of buckets.
+        evicts: whether its tables have an eviction.
 
     Attributes:
         device: as given.
@@ -68,6 +72,7 @@ class KeyPart:
         tags: the tag of each place.
         numbers: the numbers of the part and of its tables (see `terms.Field`).
         free: places that were given back.
+        gone: keys whose rows were given up (see `gone.py`); None if its tables give up none.
         counts: the part of the counts of ids that may get rows (see `candidates.py`); None if no
             table of the pool counts.
     """
@@ -84,6 +89,7 @@ class KeyPart:
         make_index: Callable[[str, int], NamedIndex],
         *,
         trainable: bool,
+        evicts: bool = False,
     ) -> None:
         self.device, self.capacity = device, capacity
         self._width, self._make = width, make
@@ -94,12 +100,12 @@ class KeyPart:
             [NUM_NUMBERS],
             tf.int64,
             "numbers",
-            # Place 0 is no key's.
-            lambda: tf.concat([[1], tf.zeros([NUM_NUMBERS - 1], tf.int64)], 0),
+            first_numbers,
         )
         self.keys = self._reserved([], tf.int64, "keys")
         self.tags = self._reserved([], tf.int32, "tags")
         self.free = self._reserved([], tf.int32, "free")
+        self.gone = self._reserved([], tf.int64, "gone") if evicts else None
         if self.tags.takes_values:
             place = tf.TensorSpec([], tf.int64)
             OnPS(device, self.mark_free, place, place).call(0, 1)
@@ -121,7 +127,7 @@ class KeyPart:
     def variables(self) -> list[NamedVariable]:
         """All variables of the part."""
         first = [self._state, self.numbers, self.keys, self.tags, self.free, self.rows]
-        return [*first, *self._slots.values()]
+        return [*first, *([] if self.gone is None else [self.gone]), *self._slots.values()]
 
     def store(self, holder: NamedVariable) -> RowStore:
         """Return rows by their places."""
@@ -158,8 +164,10 @@ class KeyPart:
         with tf.control_dependencies([self._write(self.tags, first + tf.range(count), tags)]):
             return tf.identity(count)
 
-    def look_up(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
-        """Return the row of each key; of one that has none, the first row. Changes nothing."""
+    def look_up(
+        self, tables: Sequence[TableTerms], asked: AskedKeys
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return what each key reads, and whether it has a row. Changes nothing."""
         # A row is complete before the index has its key.
         places, local = self.index.find(asked.keys), asked.table_of
         rows = self.store(self.rows).gather(places)
@@ -182,7 +190,7 @@ class KeyPart:
 
         found = tf.cond(tf.reduce_any(is_missing), filled, lambda: rows)
         found.set_shape([None, self._width])
-        return found
+        return found, ~is_missing
 
     def look_up_slot(self, number: int, slot: SlotTerms, keys: tf.Tensor) -> tf.Tensor:
         """Return a table's rows of a slot; where it has not begun, the value that it begins as."""
@@ -213,7 +221,7 @@ class KeyPart:
         # Tables that are asked for together are alike in this.
         if not is_push or tables[0].eviction is None:
             return made
-        with tf.control_dependencies([Push(self, tables, asked.which, places, made).settle()]):
+        with tf.control_dependencies([Push(self, tables, asked, places, made).settle()]):
             return tf.identity(made)
 
     def _make_admitted(
@@ -244,7 +252,7 @@ class KeyPart:
         tags: tf.Tensor,
     ) -> tf.Tensor:
         """Make the rows that are missing, and begin the slots that a row has not begun."""
-        keys, local = asked
+        keys, local = asked.keys, asked.table_of
         is_new = tf.equal(places, 0)
         numbers = of_tables([table.number for table in tables], local, np.int32)
         check = tf.debugging.Assert(
@@ -321,6 +329,7 @@ class KeyPart:
         count = tf.size(new, tf.int64)
         which = tf.zeros_like(new, tf.int32) if local is None else local
         rows_of = [place_of_field(table.number, Field.ROWS) for table in tables]
+        made_of = [place_of_field(table.number, Field.MADE) for table in tables]
         refused_of = [place_of_field(table.number, Field.REFUSED) for table in tables]
         numbers = self.gather_numbers([TOP, NUM_FREE, *rows_of])
         top, num_free, held = numbers[0], numbers[1], numbers[2:]
@@ -340,9 +349,9 @@ class KeyPart:
         places = tf.where(has_room, places, tf.zeros_like(places))
         made = tf.math.unsorted_segment_sum(tf.cast(has_room, tf.int64), which, len(tables))
         used = tf.reduce_sum(made) - from_free
-        changes = tf.concat([tf.stack([used, -from_free]), made, of_each - made], 0)
+        changes = tf.concat([tf.stack([used, -from_free]), made, made, of_each - made], 0)
         with tf.control_dependencies([given_back]):
-            add = self.add_to_numbers([TOP, NUM_FREE, *rows_of, *refused_of], changes)
+            add = self.add_to_numbers([TOP, NUM_FREE, *rows_of, *made_of, *refused_of], changes)
         with tf.control_dependencies([add]):
             return tf.identity(places)
 
@@ -448,6 +457,7 @@ class KeyPart:
         keys = self.store(self.keys).gather(places)
         with tf.control_dependencies([keys, position]):
             taken = self.index.remove(keys)
+            told = tell_gone(self, holders, keys, which)
         with tf.control_dependencies([taken]):
             tags = tf.fill(tf.shape(places), np.int32(NO_TABLE))
             writes = [
@@ -455,5 +465,5 @@ class KeyPart:
                 self._write(self.free, position, places),
                 self.add_to_numbers([*at, *rows_of], tf.concat(changes, 0)),
             ]
-        with tf.control_dependencies(writes):
+        with tf.control_dependencies([*writes, *told]):
             return tf.reduce_sum(removed)

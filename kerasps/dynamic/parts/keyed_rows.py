@@ -59,6 +59,7 @@ class TableRecord:
         name: its name in messages.
         rows_of_ids: how it begins.
         max_rows: the most rows; None for no limit.
+        replaces: whether a row that finds no room replaces another.
         num_parts: the number of parts of the pool.
         holder: the owner of its rows, as parts know it.
         counts: the table of the counts of ids that may get rows; None if none are counted.
@@ -89,8 +90,8 @@ class TableRecord:
         self.number, self.name = number, name
         self.rows_of_ids, self.num_parts = rows_of_ids, num_parts
         # Candidates beyond their region replace others.
-        replaces = region is not None and region.replaces
-        self.max_rows = None if replaces else rows_of_ids.max_rows
+        self.replaces = region is not None and region.replaces
+        self.max_rows = None if self.replaces else rows_of_ids.max_rows
         self.holder = Holder(number, region)
         self.known_rows: dict[str, int] = {}
         self.known_made: dict[str, int] = {}
@@ -113,10 +114,13 @@ class TableRecord:
     def terms(self) -> TableTerms:
         """The table as a part knows it, with its present slots."""
         alive = [slot for ref in self._slots if (slot := ref()) is not None]
-        # Rounded down, so that all shares are at most `max_rows`.
-        most = None if self.max_rows is None else max(1, self.max_rows // self.num_parts)
         slots = tuple(slot.terms for slot in alive if slot.terms is not None)
         begins = self.rows_of_ids
+        width = begins.first_rows.width
+        slot_bytes = sum(slot.dtype.size * (slot.width or width) for slot in slots)
+        most = begins.most_rows_on_ps(self.num_parts, slot_bytes)
+        if self.replaces:  # it is full when its region is
+            most = None
         return TableTerms(
             self.number,
             begins.first_rows,
@@ -128,6 +132,7 @@ class TableRecord:
             None if self.counts is None else self.counts.terms,
             begins.reads_zeros,
             begins.eviction,
+            0 if begins.eviction is None else -(-begins.eviction.min_rows // self.num_parts),
             self.usage,
         )
 
@@ -206,8 +211,13 @@ class KeyedRows(TensorLike):
         """Raise the error that there is no whole value."""
         raise _no_whole_value(self.name)
 
-    def look_up(self, tables: Sequence[KeyedRows], asked: AskedKeys) -> tf.Tensor:
-        """Return the row of each key of some tables of the part. Runs on the ps."""
+    @property
+    def may_leave(self) -> bool:
+        """Whether the table gives up rows."""
+        return self.table.rows_of_ids.eviction is not None
+
+    def look_up(self, tables: Sequence[KeyedRows], asked: AskedKeys) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return what keys of some tables of the part read, and which have rows. On the ps."""
         return self.part.look_up([rows.table.terms for rows in tables], asked)
 
     def made(self, tables: Sequence[KeyedRows], asked: AskedKeys) -> tf.Tensor:

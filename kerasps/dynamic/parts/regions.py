@@ -91,6 +91,7 @@ def new_places(
     replaced = tf.math.unsorted_segment_sum(tf.cast(is_replaced, tf.int64), which, len(tables))
     added = {
         Field.ROWS: made,
+        Field.MADE: made + replaced,
         Field.USED: made - from_free,
         Field.FREE: -from_free,
         Field.REFUSED: of_each - made - replaced,

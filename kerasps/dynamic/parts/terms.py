@@ -23,21 +23,28 @@ MOST_TABLES = 2**12 - 1
 NO_TABLE = -1
 # The error of a key that ids of two tables have.
 MEETING = "Two tables without a vocabulary have ids that meet in one key."
-# In the numbers of a part: the first shared place that no row had yet, and how many shared places
-# were given back; then the fields of each table.
-TOP, NUM_FREE, _HEADER = 0, 1, 2
+# In the numbers of a part: the first shared place that no row had yet; how many shared places were
+# given back; when the part was made, in microseconds; then the fields of each table.
+TOP, NUM_FREE, BORN, _HEADER = 0, 1, 2, 3
 
 
 class Field(enum.IntEnum):
     """The numbers that a part keeps of a table."""
 
     ROWS = 0  # rows that there are
-    REFUSED = 1  # times that there was no room for a row
-    USED = 2  # places of its region that a row has had
-    FREE = 3  # places of its region that were given back
-    DROPPED = 4  # gradients of ids that were not admitted
-    EVICTED = 5  # rows that were given up, or whose places others took
-    TICK = 6  # pushes to a table with eviction
+    MADE = 1  # rows that were made
+    REFUSED = 2  # times that there was no room for a row
+    DROPPED = 3  # gradients of ids that were not admitted
+    EVICTED = 4  # rows that were given up, or whose places others took
+    # Of tables with a region:
+    USED = 5  # places that a row has had
+    FREE = 6  # places that were given back
+    # Of tables with eviction:
+    TICK = 7  # pushes
+    ASKED = 8  # ids that pushes had, each once a push
+    REMADE = 9  # rows that were given up between a pull and the push that makes them again
+    AGES = 10  # the sum of the ticks since the last use of each row that was given up
+    GONE = 11  # rows that were removed, and told (see `gone.py`)
 
 
 def place_of_field(number: int, field: Field) -> int:
@@ -46,6 +53,13 @@ def place_of_field(number: int, field: Field) -> int:
 
 
 NUM_NUMBERS = place_of_field(MOST_TABLES, Field.ROWS)
+
+
+def first_numbers() -> tf.Tensor:
+    """Return the numbers of a part that is new."""
+    # Place 0 is no key's.
+    header = tf.stack([tf.ones([], tf.int64), 0, tf.cast(tf.timestamp() * 1e6, tf.int64)])
+    return tf.concat([header, tf.zeros([NUM_NUMBERS - _HEADER], tf.int64)], 0)
 
 
 class Region(NamedTuple):
@@ -81,18 +95,20 @@ class AskedKeys(NamedTuple):
         keys: different keys, table by table.
         table_of: int32: the index of the table of each key, among those of the run; None if there
             is one table.
+        had_row: whether each key had a row when the step pulled it; None if that is not known.
     """
 
     keys: tf.Tensor
     table_of: tf.Tensor | None = None
+    had_row: tf.Tensor | None = None
 
     @classmethod
-    def of(cls, sent: tf.Tensor, num_tables: int) -> AskedKeys:
+    def of(cls, sent: tf.Tensor, num_tables: int, had_row: tf.Tensor | None = None) -> AskedKeys:
         """Return what a worker has sent."""
         if num_tables == 1:
-            return cls(from_halves(sent))
+            return cls(from_halves(sent), None, had_row)
         size = tf.size(sent) // 3
-        return cls(from_halves(sent[size:]), sent[:size])
+        return cls(from_halves(sent[size:]), sent[:size], had_row)
 
     @property
     def which(self) -> tf.Tensor:
@@ -124,6 +140,7 @@ class TableTerms:
         counts: the table of the counts of ids that may get rows; None if none are counted.
         reads_zeros: whether an id without a row reads zeros, and not its first row.
         eviction: the rule by which rows are given up; None for none.
+        least: the rows of this part that are not given up.
         usage: the slot that has the use of each row; None without eviction.
     """
 
@@ -137,6 +154,7 @@ class TableTerms:
     counts: TableTerms | None = None
     reads_zeros: bool = False
     eviction: Eviction | None = None
+    least: int = 0
     usage: SlotTerms | None = None
 
     @property

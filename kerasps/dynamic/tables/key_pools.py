@@ -61,7 +61,9 @@ class KeyPool:
         parts: the part on each ps.
     """
 
-    def __init__(self, terms: PoolTerms, width: int, dtype: tf.DType, *, trainable: bool) -> None:
+    def __init__(
+        self, terms: PoolTerms, width: int, dtype: tf.DType, *, trainable: bool, evicts: bool
+    ) -> None:
         self.number = next(_NUMBERS)
         self.parts = [
             KeyPart(
@@ -72,6 +74,7 @@ class KeyPool:
                 terms.make,
                 terms.make_index,
                 trainable=trainable,
+                evicts=evicts,
             )
             for device in terms.devices
         ]
@@ -97,9 +100,10 @@ class KeyPool:
                 f" of one width. Received: one more, '{name}'. Let features share a layer."
             )
         region = None
-        if rows_of_ids.eviction is not None and rows_of_ids.max_rows is not None:
+        if rows_of_ids.eviction is not None:
+            most = rows_of_ids.most_rows_on_ps(len(self.parts), 0)
+            assert most is not None  # of each table with eviction
             # A file may have rows that are spread less evenly than `max_rows` is.
-            most = -(-rows_of_ids.max_rows // len(self.parts))
             region = self._new_region(name, most + 8 * math.isqrt(most) + 64, replaces=False)
         return self._storage_of(TableRecord(number, name, rows_of_ids, len(self.parts), region))
 
@@ -122,7 +126,7 @@ class KeyPool:
             raise InputError(
                 f"A ps has no room for all rows that '{name}' may have. Expected: a bound within "
                 f"the memory. Received: {size:,} rows on each ps. Give the layer a smaller "
-                "`max_rows`, or use more ps."
+                "`max_rows` or `max_bytes_per_ps`, or use more ps."
             )
         self._next_place += size
         for part in self.parts:
@@ -249,7 +253,7 @@ class KeyPools:
             kind = width, dtype, trainable, evicts, 0 if counted is None else counted.number
             pool = self._pools.get(kind)
             if pool is None:
-                pool = KeyPool(self._terms, width, dtype, trainable=trainable)
+                pool = KeyPool(self._terms, width, dtype, trainable=trainable, evicts=evicts)
                 self._pools[kind] = pool
                 for part, of_ids in zip(pool.parts, counted.parts if counted else [], strict=False):
                     of_ids.counts = part

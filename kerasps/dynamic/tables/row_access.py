@@ -17,10 +17,11 @@ import tensorflow as tf
 from kerasps.dynamic.ids.keys import part_of
 from kerasps.dynamic.ids.rows_of_ids import check_different
 from kerasps.dynamic.parts.figures import figures_of, num_without_row
-from kerasps.dynamic.parts.giving_up import last_use, set_tick
+from kerasps.dynamic.parts.gone import gone_since
 from kerasps.dynamic.parts.key_part import PIECE, KeyPart
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage
 from kerasps.dynamic.parts.terms import AskedKeys, Field, Holder, SlotTerms, TableTerms
+from kerasps.dynamic.parts.usage import last_use, remove_unused, set_tick
 from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
@@ -98,12 +99,44 @@ class TableAccess:
         fields: np.ndarray = np.stack(call_on_each(self._counters)).sum(0)
         return fields
 
-    def set_ticks(self, usage: SlotTerms) -> None:
+    def gone_since(self, since: Sequence[int]) -> list[list[np.ndarray]]:
+        """Return, for each part, what `gone.gone_since` returns.
+
+        Args:
+            since: for each part, the number of removed ids that are known.
+        """
+        holder, mutex, number = self._holder, self._mutex, tf.TensorSpec([], tf.int64)
+        return [
+            OnPS(
+                part.device,
+                functools.partial(gone_since, part, holder),
+                number,
+                mutex=mutex(part.device),
+            ).call(known)
+            for part, known in zip(self._shards, since, strict=True)
+        ]
+
+    def remove_unused(self, terms: TableTerms, age: int, *, by_clock: bool) -> int:
+        """Remove rows whose last use was longer ago; return how many there were."""
+        number, removed = tf.TensorSpec([], tf.int64), 0
+        for part in self._shards:
+            remove = OnPS(
+                part.device,
+                functools.partial(remove_unused, part, terms, by_clock),
+                *(number, number, number),
+                mutex=self._mutex(part.device),
+            )
+            for first in called_range(spanning(part, self._holder), PIECE):
+                # It counts what it removes, and so must not run twice.
+                removed += int(remove.run_once(age, first, PIECE)[0])
+        return removed
+
+    def set_ticks(self, terms: TableTerms) -> None:
         """Let the ticks of all parts go on from the last use of a row that was loaded."""
         place, mutex, holder = tf.TensorSpec([], tf.int64), self._mutex, self._holder
         last = 0
         for part in self._shards:
-            read = OnPS(part.device, functools.partial(last_use, part, holder, usage), place, place)
+            read = OnPS(part.device, functools.partial(last_use, part, terms), place, place)
             places = called_range(spanning(part, holder), PIECE)
             last = max([last, *(int(read.call(first, PIECE)[0]) for first in places)])
         for part in self._shards:
@@ -204,9 +237,28 @@ class RowAccess:
         """Return the ids of the table, ascending."""
         return self._table.sorted_ids()
 
+    def num_rows(self) -> int:
+        """Return the number of rows of the table, on all ps."""
+        return self._table.num_rows()
+
     def figures(self) -> np.ndarray:
         """Return the numbers of the table, summed over all ps, `[len(Field)]`."""
         return self._table.figures()
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts."""
+        return len(self._shards)
+
+    def gone_since(self, since: Sequence[int]) -> list[list[np.ndarray]]:
+        """Return what each part tells of removed ids (see `TableAccess.gone_since`)."""
+        return self._table.gone_since(since)
+
+    def remove_unused(self, age: int, *, by_clock: bool) -> int:
+        """Remove rows whose last use was longer ago; return how many there were."""
+        if not self._takes_values:
+            return 0
+        return self._table.remove_unused(self._record.terms, age, by_clock=by_clock)
 
     def items(self, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Iterate over pieces of the ids that there are, and their rows, in no order."""
@@ -320,7 +372,7 @@ class RowAccess:
             for piece in pieces_of(len(others), self.row_bytes):
                 self.write(others[piece.start : piece.stop], np.repeat(begins_as, len(piece), 0))
             if self._slot == self._record.usage:
-                self._table.set_ticks(self._slot)
+                self._table.set_ticks(self._record.terms)
             return
         self.remove(others)
 
@@ -422,7 +474,7 @@ def _finder(rows: KeyedRows, slot: SlotTerms | None) -> OnPS:
     def find(keys: tf.Tensor) -> tf.Tensor:
         if slot is not None:
             return rows.part.look_up_slot(rows.table.number, slot, keys)
-        return rows.look_up([rows], AskedKeys(keys))
+        return rows.look_up([rows], AskedKeys(keys))[0]
 
     return OnPS(rows.device, find, tf.TensorSpec([None], tf.int64))
 

@@ -23,8 +23,6 @@ _LOGGER = logging.getLogger("kerasps")
 # The share of the rows that a table may have from which on it is nearly full.
 NEARLY_FULL = 0.9
 
-# Their sum is the number of rows that were made, but for those that were removed by hand.
-_MADE = (Field.ROWS, Field.EVICTED)
 # Functions that read the numbers of a part, for as long as it exists.
 _READERS: weakref.WeakKeyDictionary[KeyPart, OnPS] = weakref.WeakKeyDictionary()
 # The parts with rows of the tables that steps use.
@@ -90,12 +88,11 @@ def _count(tables: Mapping[TableRecord, Sequence[KeyPart]]) -> None:
         of_parts = np.array([figures[part][table.number] for part in of_table])
         seconds = now - table.counted_at
         for part, fields in zip(of_table, of_parts.tolist(), strict=True):
-            # As many as there are more, and those for which others were given up.
-            made = sum(fields[i] for i in _MADE) - table.known_made.get(part.device, 0)
+            made = fields[Field.MADE] - table.known_made.get(part.device, 0)
             if table.counted_at:
                 table.made_per_second[part.device] = max(0, made) / max(seconds, 1e-3)
             table.known_rows[part.device] = fields[Field.ROWS]
-            table.known_made[part.device] = sum(fields[i] for i in _MADE)
+            table.known_made[part.device] = fields[Field.MADE]
         table.counted_at = now
         of_all = of_parts.sum(0)
         _warn(table, of_all[Field.ROWS], of_all[Field.REFUSED])

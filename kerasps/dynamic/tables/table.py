@@ -74,17 +74,22 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     @property
     def num_rows(self) -> int:
         """The number of rows that there are, over all ps."""
-        return self.figures["rows"]
+        return self.access.num_rows()
 
     @property
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, int | float]:
         """The numbers of `DynamicEmbedding.figures`, without that of candidates."""
-        fields = self.access.figures()
+        fields = [int(number) for number in self.access.figures()]
         return {
-            "rows": int(fields[Field.ROWS]),
-            "refused_for_room": int(fields[Field.REFUSED]),
-            "refused_by_admission": int(fields[Field.DROPPED]),
-            "evicted": int(fields[Field.EVICTED]),
+            "rows": fields[Field.ROWS],
+            "bytes": fields[Field.ROWS] * self.row_bytes,
+            "inserted": fields[Field.MADE],
+            "refused_for_room": fields[Field.REFUSED],
+            "refused_by_admission": fields[Field.DROPPED],
+            "evicted": fields[Field.EVICTED],
+            "mean_age_of_evicted": fields[Field.AGES] / max(fields[Field.EVICTED], 1),
+            "resurrected": fields[Field.REMADE],
+            "pushed_ids": fields[Field.ASKED],
         }
 
     def bytes_by_ps(self) -> list[int]:
@@ -149,7 +154,7 @@ class KeyedVariable(ParameterServerVariable, VariableById):
             def find(keys: tf.Tensor) -> tf.Tensor:
                 with tf.device(rows.device):
                     keys = tf.identity(keys)
-                    return rows.look_up([rows], AskedKeys(keys))
+                    return rows.look_up([rows], AskedKeys(keys))[0]
 
             spec = tf.TensorSpec([None], tf.int64)
             return tf.function(find, autograph=False).get_concrete_function(spec)

@@ -126,10 +126,11 @@ class DevicePull:
 
         def hand_out(messages: list[tf.Tensor]) -> list[tf.Tensor]:
             with tf.device(device):
-                return sent.pack(self._reply(messages))
+                reply, has_row = self._reply(messages)
+                return [*sent.pack(reply), *has_row]
 
         function = tf.function(hand_out, autograph=False)
-        self.function = function.get_concrete_function(self.message_specs)
+        self.function = function.get_concrete_function(self._message_specs)
         self.captures = list(self.function.captured_inputs)
 
     @property
@@ -138,35 +139,55 @@ class DevicePull:
         return self._clock is not None
 
     @property
-    def message_specs(self) -> list[tf.TensorSpec]:
+    def _message_specs(self) -> list[tf.TensorSpec]:
         """The spec of the message that asks for rows; empty if the pull reads no rows."""
         return [PullMessage.spec()] if self.runs else []
 
-    def places(self, messages: Sequence[tf.Tensor]) -> RowPlaces:
-        """Return the places of the rows that `messages` ask for, for each of `runs`.
+    @property
+    def known_specs(self) -> list[tf.TensorSpec]:
+        """The specs of what a ps knows of the pull in the push: the message.
 
-        Runs on the ps, in its pull and in its push. `messages` has one message or none.
+        And which rows there were, if some may leave.
+        """
+        may_leave = any(run.may_leave for run in self.runs)
+        has_row = [tf.TensorSpec([None], tf.bool)] if may_leave else []
+        return [*self._message_specs, *has_row]
+
+    def places(self, known: Sequence[tf.Tensor]) -> RowPlaces:
+        """Return the places of the rows that a message asks for, for each of `runs`.
+
+        Runs on the ps, in its pull, which knows the message, and in its push (see `known_specs`).
         """
         places = RowPlaces({})
-        for message in messages:
+        for message in known[:1]:
             lengths, ids = PullMessage.unpack(message, len(self.runs))
             asked = {run: run.asked(part) for run, part in zip(self.runs, ids, strict=True)}
+            for has_row in known[1:]:
+                leaving = [run for run in self.runs if run.may_leave]
+                sizes = [tf.size(asked[run].keys) for run in leaving]
+                for run, part in zip(leaving, tf.split(has_row, sizes), strict=True):
+                    asked[run] = asked[run]._replace(had_row=part)
             places.add(RowPlaces(asked, lengths))
         return places
 
-    def _reply(self, messages: Sequence[tf.Tensor]) -> PullReply:
-        """Read the requested values. Runs on the ps."""
+    def _reply(self, messages: Sequence[tf.Tensor]) -> tuple[PullReply, list[tf.Tensor]]:
+        """Read the requested values, and which rows there are of those that may leave.
+
+        Runs on the ps.
+        """
         clock = None if self._clock is None else self._clock()
         # The clock is read first, so that it misses no push that is applied meanwhile.
         with tf.control_dependencies([] if clock is None else [clock]):
             places = self.places(messages)
-            rows = [[run.read(places[run]) for run in shard.runs] for shard in self.groups]
-            return PullReply(
+            found = [[run.read(places[run]) for run in shard.runs] for shard in self.groups]
+            reply = PullReply(
                 [variable.values.read_value() for variable in self._fused],
                 [shard.storage.read_value() for shard in self._dense],
-                rows,
+                [[rows for rows, _ in of_shard] for of_shard in found],
                 clock,
             )
+            has_row = [flag for of_shard in found for _, flags in of_shard for flag in flags]
+            return reply, [tf.concat(has_row, 0)] if has_row else []
 
     def ask(self, steps: Sequence[_Requests]) -> list[list[tf.Tensor]]:
         """Send the requests of some steps to the ps in one message; return each, on the ps."""
@@ -189,7 +210,10 @@ class DevicePull:
         waits = step.before_pull.get(self.device, [])
         with tf.device(self.device), tf.control_dependencies(waits):
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
-        flats = self._in_order(flats)
+        num_flats = len(self.received.carrier_specs)
+        # What the push needs stays on the ps.
+        step.known_rows[self] = [*step.messages[self], *flats[num_flats:]]
+        flats = self._in_order(flats[:num_flats])
         sizes = [step.requests[shard.group.tables[0]].num_rows_in(shard) for shard in self.groups]
         reply = self.received.unpack_by_call(flats, sizes, step.device)
         if reply.clock is not None:

@@ -54,16 +54,16 @@ class DevicePush:
         self._rule = rule
         rule.hold(device, changes, self._received.specs)
 
-        def take_in(messages: list[list[tf.Tensor]], flats: list[tf.Tensor]) -> None:
+        def take_in(known: list[list[tf.Tensor]], flats: list[tf.Tensor]) -> None:
             with tf.device(device):
-                self._take_in(messages, flats, mutex)
+                self._take_in(known, flats, mutex)
 
         # Not inlined: when a worker is lost, its step's operations on the ps end at any point, but
         # a function that they have called runs to its end.
         self.function = tf.function(
             take_in, autograph=False, experimental_attributes={"_noinline": True}
         ).get_concrete_function(
-            [pull.message_specs for pull in self._pulls], self.packing.carrier_specs
+            [pull.known_specs for pull in self._pulls], self.packing.carrier_specs
         )
         self.captures = list(self.function.captured_inputs)
 
@@ -72,29 +72,29 @@ class DevicePush:
         # The lock waits for these tensors, as the update does, so it is taken once they arrived.
         packed = self.packing.pack_by_call(self._changes.select(step), step.device)
         flats = brought_to(self.device, packed)
-        messages = [step.messages[pull] for pull in self._pulls]
+        known = [step.known_rows[pull] for pull in self._pulls]
         graph = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
         with tf.device(self.device):
-            call_with(step.handles, self.function, self.captures, messages, flats)
+            call_with(step.handles, self.function, self.captures, known, flats)
         step.pushes[self.device] = graph.get_operations()[start:]
 
     def _take_in(
         self,
-        messages: list[list[tf.Tensor]],
+        known: list[list[tf.Tensor]],
         flats: list[tf.Tensor],
         mutex: _Mutex,
     ) -> None:
         """Apply the push that has arrived, under the lock, once. Runs on the ps."""
         places = RowPlaces({})
-        for pull, asked in zip(self._pulls, messages, strict=True):
-            places.add(pull.places(asked))
+        for pull, of_pull in zip(self._pulls, known, strict=True):
+            places.add(pull.places(of_pull))
         lengths = [places.number(runs) for runs in self.tables]
         message = self._received.unpack(flats, lengths)
         taken, unlocked = under_lock(
             mutex(self.device),
             lambda: self._rule.take_in(self.device, self._changes, message, places),
-            after=tf.nest.flatten([messages, flats]),
+            after=tf.nest.flatten([known, flats]),
         )
         with tf.control_dependencies([unlocked]):
             self._rule.after_lock(self.device, taken)

@@ -118,9 +118,11 @@ class StepContext:
         self.device = f"/device:{device}"
         # The rows that the step asks for, by the table. Set by the pull.
         self.requests: ByIdentity[ParameterServerVariable, RowRequest] = ByIdentity()
-        # The packed request of each `DevicePull` to its ps: the push sends gradients for the same
-        # rows. Set by the pull.
+        # The packed request of each `DevicePull` to its ps. Set by the pull.
         self.messages: dict[Any, list[tf.Tensor]] = {}
+        # What its ps knows of these rows in the push, which sends gradients for the same rows (see
+        # `DevicePull.known_specs`). Set by the pull.
+        self.known_rows: dict[Any, list[tf.Tensor]] = {}
         # The clock of each ps when the step began to pull from it, by the device of the ps. Set by
         # the pull.
         self.clocks: dict[str, tf.Tensor] = {}

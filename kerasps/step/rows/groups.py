@@ -132,16 +132,25 @@ class ShardRun:
         """True if the ps finds rows by keys."""
         return not self.shards[0].variable.has_whole_value
 
+    @property
+    def may_leave(self) -> bool:
+        """True if the ps gives up rows, so that one may be there in a pull and not in the push."""
+        return self.is_keyed and self._keyed()[0].may_leave
+
     def asked(self, ids: tf.Tensor) -> tf.Tensor | AskedKeys:
         """Return what a message asks for: places, or keys. Runs on the ps."""
         return AskedKeys.of(ids, len(self.shards)) if self.is_keyed else ids
 
-    def read(self, asked: tf.Tensor | AskedKeys) -> tf.Tensor:
-        """Return the rows that are asked for. Runs on the ps."""
+    def read(self, asked: tf.Tensor | AskedKeys) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Return the rows that are asked for, and of those that may leave which are there.
+
+        Runs on the ps.
+        """
         if isinstance(asked, AskedKeys):
             keyed = self._keyed()
-            return keyed[0].look_up(keyed, asked)
-        return self.store.gather(asked)
+            rows, has_row = keyed[0].look_up(keyed, asked)
+            return rows, [has_row] if self.may_leave else []
+        return self.store.gather(asked), []
 
     def places(self, asked: tf.Tensor | AskedKeys) -> tf.Tensor:
         """Return the places of rows to update; make missing ones. On the ps, under its lock."""
@@ -246,8 +255,9 @@ def _kind_of_keys(table: ParameterServerVariable) -> tuple[Hashable, ...]:
     if not isinstance(first, KeyedRows):
         return ()
     begins = first.table.rows_of_ids
-    order = None if begins.eviction is None else begins.eviction.order
-    how = type(begins.admission).__name__, begins.reads_zeros, order
+    eviction = begins.eviction
+    kind = None if eviction is None else (eviction.order, eviction.columns)
+    how = type(begins.admission).__name__, begins.reads_zeros, kind
     return (first.pool.number, begins.first_rows, *how)
 
 

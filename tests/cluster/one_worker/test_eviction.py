@@ -12,6 +12,7 @@ import tensorflow as tf
 import kerasps
 from kerasps.layers import CountAdmission, Eviction
 from support.admission import BATCH_SIZE, make_model, train
+from support.eviction import ModelOfTable
 
 NUM_STEPS = 60
 MAX_ROWS = 400
@@ -68,6 +69,35 @@ def test_a_table_stays_within_its_bound_and_keeps_the_last_in_order(strategy, or
         mean = {"lru": 0.75, "age": 0.75, "lfu": 0.5}[order]
         assert np.mean([last[key] for key in kept]) > mean * NUM_STEPS
     assert "nearly full" not in caplog.text  # that is how it stays
+
+
+@pytest.mark.parametrize(
+    "eviction",
+    [
+        *(Eviction(order, low=0.8) for order in ("lru", "lfu", "age", "norm")),
+        Eviction(ttl_steps=4, min_rows=60),
+        Eviction("lfu", ttl_steps=6, low=0.5),
+    ],
+    ids=repr,
+)
+def test_rows_are_those_of_a_numpy_model(strategy, eviction):
+    sgd = keras.optimizers.SGD(0.5, momentum=0.5)
+    model, (table,) = made(strategy, eviction=eviction, max_rows=150, optimizer=sgd)
+    expected = ModelOfTable(table, len(table.embeddings.shards))
+    steps, told, mark = moving(3, 40).reshape(40, BATCH_SIZE, 2), [], None
+    for number, ids in enumerate(steps):
+        expected.push(ids)
+        model.train_on_batch(ids, np.ones((BATCH_SIZE, 1)))
+        if number % 10 == 9:
+            gone = table.evicted(since=mark)
+            assert gone.is_complete
+            mark = gone.mark
+            told += gone.ids.tolist()
+    expected.assert_equals()
+    assert sorted(told) == expected.gone
+    figures = table.figures()
+    assert figures["pushed_ids"] == sum(len(np.unique(ids)) for ids in steps)
+    assert figures["resurrected"] == 0
 
 
 def test_victims_are_among_the_oldest(strategy):
