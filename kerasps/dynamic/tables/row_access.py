@@ -105,16 +105,7 @@ class TableAccess:
         Args:
             since: for each part, the number of removed ids that are known.
         """
-        holder, mutex, number = self._holder, self._mutex, tf.TensorSpec([], tf.int64)
-        return [
-            OnPS(
-                part.device,
-                functools.partial(gone_since, part, holder),
-                number,
-                mutex=mutex(part.device),
-            ).call(known)
-            for part, known in zip(self._shards, since, strict=True)
-        ]
+        return [read.call(known) for read, known in zip(self._gone_readers, since, strict=True)]
 
     def remove_unused(self, terms: TableTerms, age: int, *, by_clock: bool) -> int:
         """Remove rows whose last use was longer ago; return how many there were."""
@@ -147,6 +138,14 @@ class TableAccess:
     def _counters(self) -> list[OnPS]:
         number = self._holder.number
         return [OnPS(p.device, functools.partial(figures_of, p, number)) for p in self._shards]
+
+    @functools.cached_property
+    def _gone_readers(self) -> list[OnPS]:
+        spec, holder, mutex = tf.TensorSpec([], tf.int64), self._holder, self._mutex
+        return [
+            OnPS(p.device, functools.partial(gone_since, p, holder), spec, mutex=mutex(p.device))
+            for p in self._shards
+        ]
 
     @functools.cached_property
     def _missing(self) -> list[OnPS]:

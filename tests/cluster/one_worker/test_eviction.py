@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.layers import CountAdmission, Eviction
+from kerasps.layers import CountAdmission, Eviction, rows_in_file
 from support.admission import BATCH_SIZE, make_model, train
 from support.eviction import ModelOfTable
 
@@ -137,6 +138,75 @@ def test_rows_that_are_not_used_expire(strategy):
     assert table.figures()["evicted"] == 160
 
 
+def test_rows_expire_by_the_clock(strategy):
+    eviction = Eviction(ttl_seconds=0.5)
+    model, (table,) = made(strategy, eviction=eviction, max_rows=10_000)
+    train(model, [np.arange(64).reshape(-1, 2)])
+    # A second later by the clock of the ps.
+    used = table._usage.access
+    rows = used.read(np.arange(64))
+    used.write(np.arange(64), rows - [[0, 2]])
+    assert table.evict_where(older_than=datetime.timedelta(days=1)) == 0
+    assert table.evict_where(older_than=datetime.timedelta(seconds=1)) == 64
+    train(model, [np.arange(64).reshape(-1, 2)])
+    used.write(np.arange(64), used.read(np.arange(64)) - [[0, 2]])
+    train(model, [np.resize(np.arange(1000, 1032), (10 * BATCH_SIZE, 2))])
+    np.testing.assert_array_equal(ids_of(table), np.arange(1000, 1032))
+    assert table.figures()["evicted"] == 64
+
+
+def test_rows_and_their_slots_stay_within_bytes(strategy):
+    # 4 elements of a row, 4 of a slot, the use, and 64 bytes beside.
+    num_bytes = 100 * (4 * 4 + 4 * 4 + 4 + 64)
+    model, (table,) = made(strategy, eviction=Eviction(), max_rows=None, max_bytes_per_ps=num_bytes)
+    num_ps = len(table.embeddings.shards)
+    train(model, [np.arange(4000).reshape(-1, 2)])
+    assert 80 * num_ps < table.num_rows <= 100 * num_ps
+    # Without an eviction, further ids get no row.
+    model, (table,) = made(strategy, max_rows=None, max_bytes_per_ps=num_bytes)
+    train(model, [np.arange(4000).reshape(-1, 2)])
+    most = num_bytes // (4 * 4 + 4 * 4 + 64)
+    assert table.num_rows == most * num_ps
+    assert table.figures()["refused_for_room"] == 4000 - most * num_ps
+
+
+def test_rows_that_were_not_updated_are_removed_by_hand(strategy, tmp_path):
+    model, (table,) = made(strategy, eviction=Eviction("lfu"), max_rows=10_000)
+    train(model, [np.arange(320).reshape(-1, 2)])  # 10 steps
+    told = table.evicted()
+    assert (len(told.ids), told.is_complete) == (0, True)
+    assert table.evict_where(older_than=4) == 5 * 2 * BATCH_SIZE
+    kept = np.arange(160, 320)
+    np.testing.assert_array_equal(ids_of(table), kept)
+    told = table.evicted(since=told.mark)
+    np.testing.assert_array_equal(np.sort(told.ids), np.arange(160))
+    assert len(table.evicted(since=told.mark).ids) == 0
+    # A file has none of them.
+    model.save_weights(tmp_path / "a.weights.h5")
+    pieces = rows_in_file(tmp_path / "a.weights.h5", table.name)
+    np.testing.assert_array_equal(np.concatenate([ids for ids, _ in pieces]), kept)
+    with pytest.raises(kerasps.InputError, match="`since` of `evicted`"):
+        table.evicted(since="yesterday")
+    with pytest.raises(kerasps.UnsupportedError, match="an Eviction with `ttl_seconds`"):
+        table.evict_where(older_than=datetime.timedelta(days=30))
+    _, (other,) = made(strategy)
+    with pytest.raises(kerasps.UnsupportedError, match="Nobody notes when the rows"):
+        other.evict_where(older_than=1)
+    with pytest.raises(kerasps.UnsupportedError, match="keeps no removed ids"):
+        other.evicted()
+
+
+def test_more_ids_are_gone_than_a_ps_keeps(strategy):
+    model, (table,) = made(strategy, eviction=Eviction(), max_rows=100)
+    train(model, [np.arange(4000).reshape(-1, 2)])
+    told = table.evicted()
+    assert not told.is_complete
+    num_gone = table.figures()["evicted"]
+    assert 100 < len(told.ids) < num_gone
+    # The last ones.
+    assert told.ids.min() > num_gone - 2 * len(told.ids)
+
+
 def test_rows_are_removed_by_hand(strategy):
     model, (table, other) = made(strategy, 2, CountAdmission(2))
     train(model, [np.tile(np.arange(64).reshape(-1, 2), (2, 1))] * 2)
@@ -229,9 +299,19 @@ def tf_checkpoint(model):
     return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
 
-def test_a_table_in_one_process_gives_up_no_rows():
+def test_a_table_in_one_process_gives_up_rows_only_by_hand():
     with pytest.raises(kerasps.UnsupportedError, match="cannot give up rows here"):
         make_model(eviction=Eviction())
-    _, (table,) = make_model()
-    with pytest.raises(kerasps.UnsupportedError, match="is in this process, where rows stay"):
-        table.evict([1])
+    model, (table,) = make_model([CountAdmission(2)])
+    ids = np.tile(np.arange(64).reshape(-1, 2), (2, 1))
+    train(model, [ids])
+    model.train_on_batch(np.array([[500, 501]]), np.ones((1, 1)))
+    (slot,) = (v for v in model.optimizer.variables if hasattr(v, "find_rows"))
+    rows, slots = table.rows(np.arange(64)), slot.find_rows(np.arange(64))
+    assert table.evict([*range(10), 500, 2**40]) == 10
+    figures = table.figures()
+    assert (figures["rows"], figures["candidates"]) == (54, 1)
+    np.testing.assert_array_equal(table.rows(np.arange(10, 64)), rows[10:])
+    np.testing.assert_array_equal(slot.find_rows(np.arange(10, 64)), slots[10:])
+    train(model, [ids])
+    assert table.num_rows == 64
