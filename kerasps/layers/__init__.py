@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from kerasps.layers.dynamic_embedding import DynamicEmbedding
 from kerasps.layers.loading import load_rows
-from kerasps.layers.rules import CountAdmission, Eviction, ProbabilityAdmission
+from kerasps.layers.rules import CountAdmission, EvictedIds, Eviction, ProbabilityAdmission
 from kerasps.layers.table_sources import rows_in_file, rows_of_recommenders_addons
 
 __all__ = [
     "CountAdmission",
     "DynamicEmbedding",
+    "EvictedIds",
     "Eviction",
     "ProbabilityAdmission",
     "load_rows",
@@ -25,6 +26,7 @@ __all__ = [
 for _public in (
     CountAdmission,
     DynamicEmbedding,
+    EvictedIds,
     Eviction,
     ProbabilityAdmission,
     load_rows,

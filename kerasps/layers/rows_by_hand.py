@@ -194,7 +194,7 @@ class LayerWithRows(keras.layers.Layer):
                 "with an `Eviction`. Received: eviction=None. Keep the ids that you pass to "
                 "`evict`, or make the layer with an eviction."
             )
-        return evicted_since(self._table.access, since)
+        return evicted_since(self._table.access.table, since)
 
     @property
     def _table(self) -> Any:

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from kerasps.dynamic.ids.admission import CountAdmission, ProbabilityAdmission
 from kerasps.dynamic.ids.eviction import Eviction
+from kerasps.dynamic.tables.evicted import EvictedIds
 
-__all__ = ["CountAdmission", "Eviction", "ProbabilityAdmission"]
+__all__ = ["CountAdmission", "EvictedIds", "Eviction", "ProbabilityAdmission"]

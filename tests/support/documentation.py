@@ -21,6 +21,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RECORDS = {
     *(
         "Evaluation",
+        "EvictedIds",
         "LookedUp",
         "PSRunStatus",
         "ProcessUsage",

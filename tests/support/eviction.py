@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import mixed, part_of, salt_of
-from kerasps.dynamic.parts.regions import drawn_positions
+from kerasps.dynamic.policies.regions import drawn_positions
 
 DRAWS, MORE, LOOKED_AT = 64, 64, 64
 

@@ -22,7 +22,7 @@ DOCUMENTED = {name: cls for name, cls in CLASSES.items() if not issubclass(cls, 
 SECTION = re.compile(r"^(Args|Returns|Raises|Warns):$")
 ENTRY = re.compile(r"^    (\w+): (\S.*)$")
 TYPES_FROM = {
-    *("builtins", "collections", "keras", "numpy", "os", "pathlib"),
+    *("builtins", "collections", "datetime", "keras", "numpy", "os", "pathlib"),
     *("tensorflow", "types", "typing"),
 }
 

@@ -69,7 +69,7 @@ ROOMS = {
         *("compute", "phases", "tracing", "running"),
     ],
     "variables": ["storage", "rows", "lanes", "placing", "keras"],
-    "dynamic": ["ids", "parts", "tables", "local"],
+    "dynamic": ["ids", "policies", "parts", "tables", "local"],
     "cli": ["scripts", "nodes", "live", "commands"],
     "training": ["epoch", "contract", "calls", "sessions", "loop", "backup", "methods"],
 }
@@ -101,10 +101,10 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 4750,
-    "layers": 1100,
+    "dynamic": 5180,
+    "layers": 1230,
     "inputs": 2460,
-    "step": 12110,
+    "step": 12140,
     "training": 7120,
     "saving": 2480,
     "hooks": 1410,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7540,
     "root": 3180,
-    "tests": 53820,
+    "tests": 54150,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

@@ -93,7 +93,7 @@ class Eviction:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What a ps keeps of the use of each row.
+        """The names of the numbers that a ps keeps of the use of each row.
 
         The tick of its last update; for some orders, the number of its updates or the tick in
         which it was made; the second of its last update, if rows have a time to live in seconds.

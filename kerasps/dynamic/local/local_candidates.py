@@ -11,7 +11,7 @@ import tensorflow as tf
 from kerasps.dynamic.ids.admission import Admission, CountAdmission, ProbabilityAdmission, drawn
 from kerasps.dynamic.ids.rows_of_ids import CountsOfIds
 from kerasps.dynamic.local.local_places import LocalPlaces, digest_of
-from kerasps.dynamic.parts.regions import drawn_positions
+from kerasps.dynamic.policies.regions import drawn_positions
 
 
 class LocalCandidates(LocalPlaces):

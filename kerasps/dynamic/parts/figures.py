@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from kerasps.dynamic.parts.key_part import KeyPart
-from kerasps.dynamic.parts.terms import NUM_FREE, TOP, Field, place_of_field, table_in
+from kerasps.dynamic.policies.terms import NUM_FREE, TOP, Field, place_of_field, table_in
 
 
 def figures_of(part: KeyPart, number: int) -> tf.Tensor:

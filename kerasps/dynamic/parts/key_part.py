@@ -15,12 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import unmixed
-from kerasps.dynamic.parts.candidates import admitted
-from kerasps.dynamic.parts.giving_up import Push
-from kerasps.dynamic.parts.gone import tell_gone
 from kerasps.dynamic.parts.key_index import EMPTY_LOG, START_LOG, KeyIndex, first_state
-from kerasps.dynamic.parts.regions import new_places
-from kerasps.dynamic.parts.terms import (
+from kerasps.dynamic.policies.candidates import admitted
+from kerasps.dynamic.policies.giving_up import Push
+from kerasps.dynamic.policies.gone import tell_gone
+from kerasps.dynamic.policies.regions import new_places
+from kerasps.dynamic.policies.terms import (
     MEETING,
     NO_TABLE,
     NUM_FREE,
@@ -43,7 +43,7 @@ from kerasps.dynamic.parts.terms import (
     some,
     table_in,
 )
-from kerasps.dynamic.parts.usage import begin_usage
+from kerasps.dynamic.policies.usage import begin_usage
 from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.rows.row_pools import take_memory
 from kerasps.variables.rows.row_store import RowStore

@@ -13,7 +13,7 @@ import tensorflow as tf
 from kerasps.dynamic.ids.keys import mixed, part_of
 from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.dynamic.parts.key_part import KeyPart
-from kerasps.dynamic.parts.terms import (
+from kerasps.dynamic.policies.terms import (
     AskedKeys,
     Holder,
     Region,
@@ -71,7 +71,7 @@ class TableRecord:
         counted_at: when they were counted, on `time.monotonic`'s clock; 0.0 before.
         told_nearly: True if its user knows that it is nearly full.
         told_full: True if its user knows that it is full.
-        access: finds, makes and removes rows by their ids (see `row_access.TableAccess`).
+        access: finds, makes and removes rows by their ids (see `table_access.TableAccess`).
     """
 
     access: Any = None
@@ -213,7 +213,7 @@ class KeyedRows(TensorLike):
 
     @property
     def may_leave(self) -> bool:
-        """Whether the table gives up rows."""
+        """True if the table gives up rows."""
         return self.table.rows_of_ids.eviction is not None
 
     def look_up(self, tables: Sequence[KeyedRows], asked: AskedKeys) -> tuple[tf.Tensor, tf.Tensor]:

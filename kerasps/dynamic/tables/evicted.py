@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from kerasps.dynamic.tables.row_access import RowAccess
+from kerasps.dynamic.tables.table_access import TableAccess
 from kerasps.errors import InputError
 
 # For each ps: when it began to note them, and how many it has noted.
@@ -29,7 +29,7 @@ class EvictedIds(NamedTuple):
     is_complete: bool
 
 
-def evicted_since(access: RowAccess, since: object) -> EvictedIds:
+def evicted_since(access: TableAccess, since: object) -> EvictedIds:
     """Return the ids that were removed after a mark.
 
     Raises:

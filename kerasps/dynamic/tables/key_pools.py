@@ -19,9 +19,9 @@ from kerasps.dynamic.parts.index_growth import IndexGrowth
 from kerasps.dynamic.parts.key_part import PIECE, KeyPart
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage, TableRecord
 from kerasps.dynamic.parts.room import places_on
-from kerasps.dynamic.parts.terms import MOST_TABLES, Holder, Region
-from kerasps.dynamic.tables.row_access import called_range, spanning
+from kerasps.dynamic.policies.terms import MOST_TABLES, Holder, Region
 from kerasps.dynamic.tables.table import KeyedVariable
+from kerasps.dynamic.tables.table_access import called_range, spanning
 from kerasps.errors import InputError
 from kerasps.runtime.devices import ps_device
 from kerasps.runtime.on_ps import OnPS

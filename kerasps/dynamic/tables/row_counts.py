@@ -14,7 +14,7 @@ import tensorflow as tf
 from kerasps.dynamic.parts.figures import all_figures
 from kerasps.dynamic.parts.key_part import KeyPart
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, TableRecord
-from kerasps.dynamic.parts.terms import Field
+from kerasps.dynamic.policies.terms import Field
 from kerasps.dynamic.tables.table import KeyedVariable, has_rows
 from kerasps.runtime.on_ps import OnPS, call_on_each
 

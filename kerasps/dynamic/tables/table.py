@@ -15,7 +15,7 @@ from kerasps import _compat
 from kerasps.dynamic.ids.keys import part_of
 from kerasps.dynamic.ids.rows_of_ids import CountsOfIds, RowsOfIds, UsageOfRows
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage, no_gradient
-from kerasps.dynamic.parts.terms import AskedKeys, Field
+from kerasps.dynamic.policies.terms import AskedKeys, Field
 from kerasps.dynamic.tables.row_access import RowAccess, access_to
 from kerasps.dynamic.tables.row_files import (
     RowsById,
@@ -74,12 +74,12 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     @property
     def num_rows(self) -> int:
         """The number of rows that there are, over all ps."""
-        return self.access.num_rows()
+        return self.access.table.num_rows()
 
     @property
     def figures(self) -> dict[str, int | float]:
         """The numbers of `DynamicEmbedding.figures`, without that of candidates."""
-        fields = [int(number) for number in self.access.figures()]
+        fields = [int(number) for number in self.access.table.figures()]
         return {
             "rows": fields[Field.ROWS],
             "bytes": fields[Field.ROWS] * self.row_bytes,

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from kerasps._private_names import FIT
 from kerasps.dynamic.parts.room import MOST_PLACES
-from kerasps.dynamic.tables.row_access import RowAccess, TableAccess
+from kerasps.dynamic.tables.row_access import RowAccess
 from kerasps.dynamic.tables.table import KeyedVariable
+from kerasps.dynamic.tables.table_access import TableAccess
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 from kerasps.tools.plan.dry_run import DRY_RUN, HereInstead, PlanError, here_instead
@@ -176,6 +177,7 @@ _VARIABLE = "ResourceVariable"
 _NAMED = "kerasps.variables.storage.named:NamedVariable"
 _KEYED = "kerasps.dynamic.tables.table:KeyedVariable"
 _ACCESS = "kerasps.dynamic.tables.row_access"
+_TABLE_ACCESS = "kerasps.dynamic.tables.table_access"
 _POOLED = "kerasps.variables.rows.pooled_rows:PooledRows"
 # Only `kerasps plan` installs them.
 # fmt: off
@@ -213,7 +215,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(f"{_ACCESS}:RowAccess", "read", read_no_rows, FIT, "a dry run makes no rows",
           TENSORFLOW),
     Patch(f"{_ACCESS}:RowAccess", "items", no_items, FIT, "a dry run makes no rows", TENSORFLOW),
-    Patch(f"{_ACCESS}:TableAccess", "sorted_ids", no_ids, FIT, "a dry run makes no rows",
+    Patch(f"{_TABLE_ACCESS}:TableAccess", "sorted_ids", no_ids, FIT, "a dry run makes no rows",
           TENSORFLOW),
     Patch(_POOLED, "_read", read_pooled, FIT, "large values are left out", TENSORFLOW),
     Patch(_POOLED, "assign", write_pooled, FIT, "large values are left out", TENSORFLOW),

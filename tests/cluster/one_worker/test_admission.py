@@ -7,7 +7,7 @@ import gc
 import keras
 import numpy as np
 
-from kerasps.dynamic.tables import row_access
+from kerasps.dynamic.tables import row_access, table_access
 from kerasps.layers import CountAdmission, ProbabilityAdmission
 from support.admission import (
     assert_equals_model,
@@ -97,7 +97,8 @@ def test_figures_of_a_table_begin_at_zero_where_another_one_was(strategy):
 
 def test_candidates_go_from_ps_to_one_process_and_back(strategy, tmp_path, monkeypatch):
     monkeypatch.setattr(row_access, "CHUNK_BYTES", 512)
-    monkeypatch.setattr(row_access, "PIECE", 17)
+    for module in (row_access, table_access):
+        monkeypatch.setattr(module, "PIECE", 17)
     model, (table,) = made(strategy, [CountAdmission(3)])
     alone, (there,) = make_model([CountAdmission(3)])
     train(model, [stream(0)])

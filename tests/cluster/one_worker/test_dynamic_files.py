@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.dynamic.ids.keys import part_of
-from kerasps.dynamic.tables import row_access, row_files
+from kerasps.dynamic.tables import row_access, row_files, table_access
 from kerasps.dynamic.tables.row_files import RowsById
 from kerasps.layers import DynamicEmbedding, load_rows, rows_in_file
 from support.any_ids import differences, make_data, make_model, nearly, state_of, train
@@ -26,7 +26,8 @@ from support.any_ids import differences, make_data, make_model, nearly, state_of
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(row_access, "CHUNK_BYTES", 512)
-    monkeypatch.setattr(row_access, "PIECE", 17)
+    for module in (row_access, table_access):
+        monkeypatch.setattr(module, "PIECE", 17)
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +312,7 @@ def test_a_full_table_is_loaded_however_its_rows_are_spread(strategy, monkeypatc
     np.testing.assert_array_equal(table.sorted_ids(), ids)
     # A few rows are written in the time of a few, however many there are.
     with monkeypatch.context() as patch:
-        patch.setattr(row_access.TableAccess, "sorted_ids", None)
+        patch.setattr(table_access.TableAccess, "sorted_ids", None)
         table.write_rows(ids[:2], np.full((2, 3), 2, "float32"))
     np.testing.assert_array_equal(layer.rows(ids)[:, 0], [2, 2] + 8 * [1])
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import mixed, salt_of
-from kerasps.dynamic.parts.terms import (
+from kerasps.dynamic.policies.terms import (
     NUM_FREE,
     Field,
     TableTerms,

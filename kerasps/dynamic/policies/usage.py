@@ -7,7 +7,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from kerasps.dynamic.parts.terms import Field, Holder, SlotTerms, TableTerms, place_of_field
+from kerasps.dynamic.policies.terms import Field, Holder, SlotTerms, TableTerms, place_of_field
 from kerasps.variables.rows.row_store import RowStore
 from kerasps.variables.storage.named import NamedVariable
 

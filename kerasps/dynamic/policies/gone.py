@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import unmixed
-from kerasps.dynamic.parts.terms import BORN, Field, Holder, place_of_field, salt_in_pool
+from kerasps.dynamic.policies.terms import BORN, Field, Holder, place_of_field, salt_in_pool
 from kerasps.variables.rows.row_store import RowStore
 from kerasps.variables.storage.named import NamedVariable
 

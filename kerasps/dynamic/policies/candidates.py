@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from kerasps.dynamic.ids.admission import Admission, CountAdmission, ProbabilityAdmission, drawn
 from kerasps.dynamic.ids.keys import unmixed
-from kerasps.dynamic.parts.terms import (
+from kerasps.dynamic.policies.terms import (
     AskedKeys,
     Field,
     Holder,

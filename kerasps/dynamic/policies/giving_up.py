@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import mixed, salt_of
-from kerasps.dynamic.parts.regions import drawn_positions
-from kerasps.dynamic.parts.terms import (
+from kerasps.dynamic.policies.regions import drawn_positions
+from kerasps.dynamic.policies.terms import (
     AskedKeys,
     Field,
     TableTerms,
@@ -19,8 +19,8 @@ from kerasps.dynamic.parts.terms import (
     place_of_field,
     table_in,
 )
-from kerasps.dynamic.parts.usage import Part as PartWithUsage
-from kerasps.dynamic.parts.usage import Usage, UsageOfPlaces, this_second
+from kerasps.dynamic.policies.usage import Part as PartWithUsage
+from kerasps.dynamic.policies.usage import Usage, UsageOfPlaces, this_second
 from kerasps.variables.storage.named import NamedVariable
 
 # The rows that are drawn for each one that is given up.

@@ -1,0 +1,5 @@
+"""Who gets a row on a ps, and who keeps it: admission, eviction, and the use of rows.
+
+Contract: adds operations to functions on a ps, given a part by its protocol. Knows no indexes and
+no Keras variables.
+"""
