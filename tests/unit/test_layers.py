@@ -101,7 +101,7 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 5180,
+    "dynamic": 5190,
     "layers": 1230,
     "inputs": 2460,
     "step": 12140,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7540,
     "root": 3180,
-    "tests": 54150,
+    "tests": 54250,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
