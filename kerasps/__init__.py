@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kerasps import layers, metrics
-    from kerasps.callbacks import BackupAndRestore, ClusterMonitor, StalenessLogger
+    from kerasps.callbacks import BackupAndRestore, ClusterMonitor, StalenessLogger, TableMetrics
     from kerasps.central_storage import CentralStorageStrategy
     from kerasps.cluster.description.cluster_description import ClusterDescription
     from kerasps.cluster.description.protocol import ClusterResolver
@@ -92,6 +92,7 @@ __all__ = [
     "Staleness",
     "StalenessLogger",
     "StrategyOptions",
+    "TableMetrics",
     "TableStatus",
     "TaskLoad",
     "TaskLostError",
@@ -144,6 +145,7 @@ _MODULES = {
     "Staleness": "training.contract.staleness",
     "StalenessLogger": "callbacks",
     "StrategyOptions": "strategy_arguments",
+    "TableMetrics": "callbacks",
     "TableStatus": "tools.monitoring.status",
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placing.placement",

@@ -67,6 +67,20 @@ class LayerWithRows(keras.layers.Layer):
             figures["candidates"] = 0 if candidates is None else candidates.num_rows
         return figures
 
+    def norms(self, sample: int = 1024) -> np.ndarray:
+        """Return the Euclidean norms of some rows, drawn at random; of all if there are few.
+
+        Args:
+            sample: how many places each ps draws. Places without a row of this table do not count,
+                so tables that share a storage get fewer norms.
+
+        Returns:
+            A vector of float32.
+        """
+        sample = whole_number("sample", sample, "such as 1024", least=1)
+        table = self._table if self._local is not None else self._table.access
+        return np.asarray(table.some_norms(sample))
+
     def rows(self, ids: ArrayLike) -> np.ndarray:
         """Return the rows of ids as an array of shape `[len(ids), output_dim]`; makes none.
 

@@ -95,3 +95,31 @@ def test_a_row_that_is_removed_by_hand_begins_anew_with_its_slots(optimizer):
     np.testing.assert_array_equal(table.rows([5, 7]), other.rows([5, 7]))
     assert not np.array_equal(table.rows([2]), other.rows([2]))
     np.testing.assert_array_equal(table.rows([9]), DynamicEmbedding(4, seed=3)(np.array([9])))
+
+
+def test_metrics_of_tables_in_one_process():
+    ids = [keras.Input((), dtype="int64") for _ in range(2)]
+    tables = [DynamicEmbedding(4, max_rows=50, name="users"), DynamicEmbedding(4, name="items")]
+    rows = [table(of_table) for table, of_table in zip(tables, ids, strict=True)]
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
+    model.compile("sgd", "mse")
+    x = [np.arange(80), np.arange(80) // 2]
+    callbacks = [kerasps.TableMetrics()]
+    logs = model.fit(x, np.ones(80), epochs=2, verbose=0, callbacks=callbacks).history
+    assert logs["users_rows"] == [50, 50]
+    assert logs["users_share_of_max_rows"] == [1.0, 1.0]
+    assert logs["users_inserted"] == [50, 0]
+    assert logs["users_dropped"][1] == 30
+    assert logs["items_rows"] == [40, 40]
+    assert "items_share_of_max_rows" not in logs
+    norms = np.linalg.norm(tables[1].rows(range(40)), axis=1)
+    assert logs["items_norm_50"][-1] == pytest.approx(np.median(norms))
+    # Without tables, and without quartiles.
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    logs = plain.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=callbacks).history
+    assert list(logs) == ["loss"]
+    logs = model.fit(x, np.ones(80), verbose=0, callbacks=[kerasps.TableMetrics(0)]).history
+    assert not [name for name in logs if "norm" in name]
+    with pytest.raises(TypeError, match="`sample` of TableMetrics"):
+        kerasps.TableMetrics("all")

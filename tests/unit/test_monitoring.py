@@ -23,7 +23,7 @@ from rich.console import Console
 
 import kerasps
 from kerasps.runtime.addresses import split_address
-from kerasps.step.tracing.traffic import StepTraffic, TableTraffic, TrafficMeter
+from kerasps.step.tracing.traffic import StepTraffic, TableSize, TableTraffic, TrafficMeter
 from kerasps.tools.cli import main as cli
 from kerasps.tools.cli.live.top_view import view
 from kerasps.tools.monitoring import sockets
@@ -176,7 +176,7 @@ def test_totals_of_traffic_go_on_when_a_report_begins_anew():
     assert (second.rows_read, second.bytes_read, second.rows_written) == (9, 4 * 8 + 20, 5)
     assert second.bytes_written == 2 * 10 + 20
     assert meter.rows_read() == {"users": (0, 7), "movies": (5, 5)}
-    assert meter.table_sizes() == {"movies": (10, 40, 0.0)}
+    assert meter.table_sizes() == {"movies": TableSize(10, 40)}
 
 
 def test_who_waits_for_what():

@@ -104,6 +104,12 @@ class LocalPlaces(tf.Module):
             ids, rows = (tf.gather(state.value, places) for state in (self._ids, self.rows))
             yield np.asarray(ids), np.asarray(rows)
 
+    def some_norms(self, most: int) -> np.ndarray:
+        """Return the norms of up to `most` rows, drawn at random."""
+        places = np.random.default_rng().permutation(self.num_rows)[:most]
+        rows = np.asarray(tf.gather(self.rows.value, places), np.float32)
+        return np.asarray(np.linalg.norm(rows, axis=1))
+
     def keep(self, slot: LocalSlot) -> None:
         """Let the rows of a slot move with those of the table."""
         raise NotImplementedError

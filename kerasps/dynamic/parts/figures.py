@@ -5,7 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from kerasps.dynamic.parts.key_part import KeyPart
-from kerasps.dynamic.policies.terms import NUM_FREE, TOP, Field, place_of_field, table_in
+from kerasps.dynamic.policies.terms import NUM_FREE, TOP, Field, Holder, place_of_field, table_in
+from kerasps.variables.rows.row_store import RowStore
 
 
 def figures_of(part: KeyPart, number: int) -> tf.Tensor:
@@ -24,6 +25,20 @@ def num_without_row(part: KeyPart, number: int, keys: tf.Tensor) -> tf.Tensor:
     """Return how many of some keys have no row in a table."""
     tags = part.store(part.tags).gather(part.index.find(keys))
     return tf.math.count_nonzero(tf.not_equal(table_in(tags), number))
+
+
+def norms_of_some(part: KeyPart, holder: Holder, rows: RowStore, most: tf.Tensor) -> tf.Tensor:
+    """Return the norms of a table's rows at `most` places drawn at random, or at all if fewer."""
+    first, end = tf.unstack(part.span(holder))
+    size = end - first
+    places = first + tf.cond(
+        size <= most,
+        lambda: tf.range(size),
+        lambda: tf.random.uniform(most[None], maxval=tf.maximum(size, 1), dtype=tf.int64),
+    )
+    tags = part.store(part.tags).gather(places)
+    values = rows.gather(tf.boolean_mask(places, tf.equal(table_in(tags), holder.number)))
+    return tf.norm(tf.cast(values, tf.float32), axis=1)
 
 
 def clear_figures(part: KeyPart, number: int) -> tf.Tensor:

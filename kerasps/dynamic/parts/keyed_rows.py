@@ -65,8 +65,7 @@ class TableRecord:
         counts: the table of the counts of ids that may get rows; None if none are counted.
         usage: the slot that has the use of each row; None without eviction.
         counts_for: the table whose ids it counts; None for a table of rows.
-        known_rows: the number of its rows in each part that was asked last, by its device.
-        known_made: the number of those that were made, given up later or not, likewise.
+        known_fields: its numbers in each part when it was asked last, by its device (see `Field`).
         made_per_second: the rows that were made, by device, since they were counted before.
         counted_at: when they were counted, on `time.monotonic`'s clock; 0.0 before.
         told_nearly: True if its user knows that it is nearly full.
@@ -93,8 +92,7 @@ class TableRecord:
         self.replaces = region is not None and region.replaces
         self.max_rows = None if self.replaces else rows_of_ids.max_rows
         self.holder = Holder(number, region)
-        self.known_rows: dict[str, int] = {}
-        self.known_made: dict[str, int] = {}
+        self.known_fields: dict[str, list[int]] = {}
         self.made_per_second: dict[str, float] = {}
         self.counted_at = 0.0
         self.told_nearly = self.told_full = False

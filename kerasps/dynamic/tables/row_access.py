@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import part_of
 from kerasps.dynamic.ids.rows_of_ids import check_different
+from kerasps.dynamic.parts.figures import norms_of_some
 from kerasps.dynamic.parts.key_part import PIECE
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage
 from kerasps.dynamic.policies.terms import AskedKeys, SlotTerms
@@ -85,6 +86,10 @@ class RowAccess:
                 ids, values = read.call(first, batch)
                 if len(ids):
                     yield ids, values
+
+    def some_norms(self, most: int) -> np.ndarray:
+        """Return the norms of rows at up to `most` places of each part, drawn at random."""
+        return np.concatenate([_sampler(rows).call(most)[0] for rows in self._shards])
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows of ids, `[len(ids), width]`; an id without a row has its first one."""
@@ -271,6 +276,12 @@ def _reader(rows: KeyedRows) -> OnPS:
 
     spec = tf.TensorSpec([], tf.int64)
     return OnPS(rows.device, read, spec, spec)
+
+
+def _sampler(rows: KeyedRows) -> OnPS:
+    """Return a function that returns norms of some rows."""
+    norms = functools.partial(norms_of_some, rows.part, rows.table.holder, rows.store)
+    return OnPS(rows.device, norms, tf.TensorSpec([], tf.int64))
 
 
 def _finder(rows: KeyedRows, slot: SlotTerms | None) -> OnPS:

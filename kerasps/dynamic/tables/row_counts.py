@@ -30,22 +30,45 @@ _IN_USE: weakref.WeakKeyDictionary[TableRecord, list[KeyPart]] = weakref.WeakKey
 
 
 class GrowingRows:
-    """The rows of a table in a part, when they were last counted."""
+    """The rows of a table in a part, when they were last counted; 0 if they never were.
+
+    Attributes:
+        most: the most rows that it may have; None for no limit.
+    """
 
     def __init__(self, rows: KeyedRows) -> None:
         # Not the table, which ends with its variable.
-        self._known, self._made = rows.table.known_rows, rows.table.made_per_second
-        self._device = rows.device
+        self._known, self._made = rows.table.known_fields, rows.table.made_per_second
+        self._device, self.most = rows.device, rows.table.terms.max_rows
 
     @property
     def number(self) -> int:
-        """Their number; 0 if they were never counted."""
-        return self._known.get(self._device, 0)
+        """Their number."""
+        return self._field(Field.ROWS)
+
+    @property
+    def made(self) -> int:
+        """The number of rows that were made, given up later or not."""
+        return self._field(Field.MADE)
+
+    @property
+    def evicted(self) -> int:
+        """The number of rows that were given up."""
+        return self._field(Field.EVICTED)
+
+    @property
+    def dropped(self) -> int:
+        """The gradients of ids that got no row."""
+        return self._field(Field.REFUSED) + self._field(Field.DROPPED)
 
     @property
     def made_per_second(self) -> float:
         """The rows that were made in a second, between the last two counts."""
         return self._made.get(self._device, 0.0)
+
+    def _field(self, field: Field) -> int:
+        fields = self._known.get(self._device)
+        return 0 if fields is None else fields[field]
 
 
 def growing_rows(storage: object) -> GrowingRows | None:
@@ -88,11 +111,11 @@ def _count(tables: Mapping[TableRecord, Sequence[KeyPart]]) -> None:
         of_parts = np.array([figures[part][table.number] for part in of_table])
         seconds = now - table.counted_at
         for part, fields in zip(of_table, of_parts.tolist(), strict=True):
-            made = fields[Field.MADE] - table.known_made.get(part.device, 0)
-            if table.counted_at:
-                table.made_per_second[part.device] = max(0, made) / max(seconds, 1e-3)
-            table.known_rows[part.device] = fields[Field.ROWS]
-            table.known_made[part.device] = fields[Field.MADE]
+            before = table.known_fields.get(part.device)
+            if before is not None:
+                made = max(0, fields[Field.MADE] - before[Field.MADE])
+                table.made_per_second[part.device] = made / max(seconds, 1e-3)
+            table.known_fields[part.device] = fields
         table.counted_at = now
         of_all = of_parts.sum(0)
         _warn(table, of_all[Field.ROWS], of_all[Field.REFUSED])

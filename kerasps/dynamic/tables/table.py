@@ -94,8 +94,11 @@ class KeyedVariable(ParameterServerVariable, VariableById):
 
     def bytes_by_ps(self) -> list[int]:
         """Return the bytes of its rows and their slots on each ps, when they were last counted."""
-        known = self._value.table.known_rows
-        return [known.get(part.device, 0) * self.row_bytes for part in self._value.shards]
+        known = self._value.table.known_fields
+        return [
+            known[part.device][Field.ROWS] * self.row_bytes if part.device in known else 0
+            for part in self._value.shards
+        ]
 
     @property
     def row_bytes(self) -> int:

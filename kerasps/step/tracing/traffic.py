@@ -102,11 +102,19 @@ class TableSize(NamedTuple):
         num_rows: the number of its rows.
         num_bytes: their bytes, without those of slots.
         made_per_second: the rows that a table without a vocabulary gets each second.
+        most: the most rows that it may have; 0 for no limit.
+        made: how many rows it got.
+        evicted: how many of them it gave up.
+        dropped: the gradients of ids that got no row.
     """
 
     num_rows: int = 0
     num_bytes: int = 0
     made_per_second: float = 0.0
+    most: int = 0
+    made: int = 0
+    evicted: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,8 +132,17 @@ class TableTraffic:
     def size(self) -> TableSize:
         """Its size, as far as is known now."""
         rows = self.num_rows
-        count, made = (rows, 0.0) if isinstance(rows, int) else (rows.number, rows.made_per_second)
-        return TableSize(count, count * self.held_row_bytes, made)
+        if isinstance(rows, int):
+            return TableSize(rows, rows * self.held_row_bytes)
+        return TableSize(
+            rows.number,
+            rows.number * self.held_row_bytes,
+            rows.made_per_second,
+            rows.most or 0,
+            rows.made,
+            rows.evicted,
+            rows.dropped,
+        )
 
 
 @dataclass(frozen=True)

@@ -258,6 +258,10 @@ class StatusReader:
                 read[name][1] if name in read else 0,
                 size.num_bytes,
                 size.made_per_second,
+                size.num_rows / size.most if size.most else None,
+                size.made,
+                size.evicted,
+                size.dropped,
             )
             for name, size in meter.table_sizes().items()
         ]

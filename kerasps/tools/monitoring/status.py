@@ -130,7 +130,12 @@ class TableStatus:
         rows_read_per_second: the rows of it that steps read.
         rows_read_total: the rows that steps have read since this process was connected.
         num_bytes: the bytes of its rows, without those of slots.
-        rows_made_per_second: the rows that a table without a vocabulary gets; 0 for any other.
+        rows_made_per_second: the rows that a table without a vocabulary gets; 0 for any other, as
+            are all counts below.
+        share_of_max_rows: the share of the rows that it may have; None for no limit.
+        rows_made_total: the rows that it got since it was made.
+        rows_evicted_total: the rows that it gave up since then.
+        gradients_dropped_total: the gradients of ids that got no row.
     """
 
     name: str
@@ -139,6 +144,10 @@ class TableStatus:
     rows_read_total: int
     num_bytes: int = 0
     rows_made_per_second: float = 0.0
+    share_of_max_rows: float | None = None
+    rows_made_total: int = 0
+    rows_evicted_total: int = 0
+    gradients_dropped_total: int = 0
 
 
 @dataclass(frozen=True)
@@ -321,7 +330,8 @@ def table_rows(status: RunStatus) -> Rows:
     """Return a row for each of the most read tables; empty without tables."""
     if not status.tables:
         return []
-    rows: Rows = [("table", "rows", "holds", "rows read/s", "rows read in all", "rows made/s")]
+    columns = "table", "rows", "holds", "rows read/s", "rows read in all", "rows made/s"
+    rows: Rows = [(*columns, "full", "evicted", "dropped")]
     for table in status.tables[:_MOST_TABLES]:
         rows.append(
             (
@@ -331,11 +341,14 @@ def table_rows(status: RunStatus) -> Rows:
                 f"{table.rows_read_per_second:,.0f}",
                 f"{table.rows_read_total:,}",
                 f"{table.rows_made_per_second:,.0f}",
+                "-" if table.share_of_max_rows is None else f"{table.share_of_max_rows:.0%}",
+                f"{table.rows_evicted_total:,}",
+                f"{table.gradients_dropped_total:,}",
             )
         )
     more = len(status.tables) - _MOST_TABLES
     if more > 0:
-        rows.append((f"and {more} more", *[""] * 5))
+        rows.append((f"and {more} more", *[""] * (len(rows[0]) - 1)))
     return rows
 
 

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
+from kerasps.dynamic.policies.terms import Field
 from kerasps.layers import CountAdmission, Eviction, rows_in_file
 from support.admission import BATCH_SIZE, make_model, train
 from support.eviction import ModelOfTable
@@ -58,7 +59,8 @@ def test_a_table_stays_within_its_bound_and_keeps_the_last_in_order(strategy, or
         # A row of 4, its slot, and its use.
         assert table.embeddings.row_bytes == 4 * 4 + 4 * 4 + (4 if order == "lru" else 8)
         # What a status divides by time: with rows that took the place of others.
-        made_rows = table.embeddings.storage.table.known_made.values()
+        known = table.embeddings.storage.table.known_fields.values()
+        made_rows = [fields[Field.MADE] for fields in known]
         assert sum(made_rows) == figures["rows"] + figures["evicted"]
         last, _ = uses(stream)
         usage = table._usage.access.read(kept)
