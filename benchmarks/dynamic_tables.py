@@ -2,11 +2,14 @@
 
     python benchmarks/dynamic_tables.py steps --ps 1 --steps-per-execution 10
     python benchmarks/dynamic_tables.py growth --rows 5000000
+    python benchmarks/dynamic_tables.py bound --steps-per-execution 10 --tail-steps 100000
 
 `steps` trains 26 tables of 16 columns, batches of 128, ids by Zipf's law: fixed tables; tables
 without a vocabulary that get no new ids; and some that get 2% new ids. `growth` makes rows in one
 table, and prints what the table takes before its first row, how long calls with new rows take
 (in turn with calls that have none), the memory of a row, and a step at few rows and at many.
+`bound` fills the tables of `steps` to their bound, so that each new id evicts a row, and prints the
+slowest steps, one to an execution.
 """
 
 from __future__ import annotations
@@ -28,12 +31,19 @@ TABLES, HEIGHT, WIDTH, BATCH_SIZE, STEPS = 26, 100_000, 16, 128, 200
 FEW = 100_000
 # The rows of a call; those that are timed; those of a call that is not.
 PIECE, MEASURED_ROWS, LARGE_PIECE = 4096, 5_000_000, 1 << 17
+# The rows of a table with eviction.
+BOUND = 20_000
 
 
 class _Steps:
     """The models, and their data."""
 
-    def __init__(self, strategy: kerasps.ParameterServerStrategy, steps_per_execution: int) -> None:
+    def __init__(
+        self,
+        strategy: kerasps.ParameterServerStrategy,
+        steps_per_execution: int,
+        **of_tables: object,
+    ) -> None:
         self._generator = np.random.default_rng(0)
         self._next_new = 10**6
         draw = self._generator.zipf
@@ -45,7 +55,7 @@ class _Steps:
                 lambda: keras.layers.Embedding(HEIGHT, WIDTH), steps_per_execution
             )
             self.dynamic = self._model(
-                lambda: kerasps.layers.DynamicEmbedding(WIDTH), steps_per_execution
+                lambda: kerasps.layers.DynamicEmbedding(WIDTH, **of_tables), steps_per_execution
             )
 
     def _model(
@@ -106,6 +116,65 @@ def compare_steps(options: argparse.Namespace) -> None:
     print(
         f"| {options.ps} | {options.steps_per_execution} | {statistics.median(of_fixed):.2f} ms "
         f"| {spread(of_same)} | {spread(of_new)} | {load()} |"
+    )
+
+
+def compare_bound(options: argparse.Namespace) -> None:
+    """Print the ratios of steps in which new ids take the place of others."""
+    eviction = kerasps.layers.Eviction(options.order)
+    with kerasps.LocalCluster(num_workers=1, num_ps=options.ps) as cluster:
+        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+        per_execution = options.steps_per_execution
+        steps = _Steps(strategy, per_execution, max_rows=BOUND, eviction=eviction)
+        same = steps.data()
+        for model in (steps.fixed, steps.dynamic):
+            milliseconds(model, same, epochs=2)
+        tables = [
+            layer
+            for layer in steps.dynamic.layers
+            if isinstance(layer, kerasps.layers.DynamicEmbedding)
+        ]
+        for table in tables:
+            missing = int(eviction.low * BOUND) - table.num_rows
+            table.load_rows(-1 - np.arange(missing), np.zeros([missing, WIDTH], "float32"))
+        before = sum(table.figures()["evicted"] for table in tables)
+        found: dict[float, list[float]] = {0.0: [], 0.02: [], 0.2: []}
+        for _ in range(options.rounds):
+            for share, ratios in found.items():
+                first = milliseconds(steps.fixed, same)
+                ratios.append(milliseconds(steps.dynamic, steps.data(share)) / first)
+        evicted = sum(table.figures()["evicted"] for table in tables) - before
+        new_ids = options.rounds * STEPS * BATCH_SIZE * TABLES * 0.22
+        print("| ps | steps per execution | none new / fixed | 2% new | 20% new | load |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        ratios_of_all = " | ".join(spread(ratios) for ratios in found.values())
+        print(f"| {options.ps} | {per_execution} | {ratios_of_all} | {load()} |")
+        print(f"{evicted:,} rows evicted for some {new_ids:,.0f} new ids")
+        if options.tail_steps:
+            for name, model, share in (("fixed", steps.fixed, 0), ("bound", steps.dynamic, 0.02)):
+                model.compile("adagrad", "mse", steps_per_execution=1)
+                print(f"{name}: {_tail(model, steps, share, options.tail_steps)}")
+
+
+def _tail(model: keras.Model, steps: _Steps, share_of_new: float, num_steps: int) -> str:
+    """Return how much longer than the median the slowest steps take."""
+    marks: list[float] = []
+
+    def mark(batch: int, logs: object = None) -> None:
+        marks.append(time.perf_counter())
+
+    clock = keras.callbacks.LambdaCallback(on_train_batch_end=mark)
+    durations: list[float] = []
+    while len(durations) < num_steps:
+        marks.clear()
+        data = steps.data(share_of_new)
+        model.fit(data, steps_per_epoch=STEPS, verbose=0, callbacks=[clock])
+        # The first steps of a `fit` fill the pipeline.
+        durations += np.diff(marks)[10:].tolist()
+    median, slow, slowest = np.percentile(durations, (50, 99.9, 100)) * 1e3
+    return (
+        f"{len(durations):,} steps, median {median:.2f} ms, the slowest 0.1% from {slow:.2f} ms "
+        f"on, the slowest {slowest:.2f} ms"
     )
 
 
@@ -219,6 +288,13 @@ def main() -> None:
     growth.add_argument("--rows", type=int, default=5_000_000)
     growth.add_argument("--rounds", type=int, default=7)
     growth.set_defaults(run=grow)
+    bound = commands.add_parser("bound")
+    bound.add_argument("--ps", type=int, default=1)
+    bound.add_argument("--steps-per-execution", type=int, default=10)
+    bound.add_argument("--rounds", type=int, default=15)
+    bound.add_argument("--order", default="lru")
+    bound.add_argument("--tail-steps", type=int, default=0)
+    bound.set_defaults(run=compare_bound)
     options = parser.parse_args()
     options.run(options)
 
