@@ -8,7 +8,7 @@ import tensorflow as tf
 from kerasps.dynamic.ids.keys import mixed, part_of, salt_of
 from kerasps.dynamic.policies.regions import drawn_positions
 
-DRAWS, MORE, LOOKED_AT = 64, 64, 64
+DRAWS, EVERY, MORE, LOOKED_AT = 64, 8, 64, 64
 
 
 class ModelOfPart:
@@ -44,7 +44,10 @@ class ModelOfPart:
         if self.eviction.ttl_steps:
             self._expire()
         low = max(int(self.eviction.low * self.most), self.least)
-        self._give_up(min(max(len(self.places) - low, 0), 2 * num_made + MORE), norm_of)
+        is_turn = self.tick % EVERY == 0
+        if is_turn or len(self.places) > (low + self.most) // 2:
+            most = 2 * num_made * (EVERY if is_turn else 1) + MORE
+            self._give_up(min(max(len(self.places) - low, 0), most), norm_of)
 
     def _next_place(self):
         self.used += 1

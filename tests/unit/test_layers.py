@@ -101,7 +101,7 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 5250,
+    "dynamic": 5260,
     "layers": 1250,
     "inputs": 2460,
     "step": 12160,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7570,
     "root": 3270,
-    "tests": 54340,
+    "tests": 54350,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

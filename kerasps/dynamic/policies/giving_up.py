@@ -25,7 +25,10 @@ from kerasps.variables.storage.named import NamedVariable
 
 # The rows that are drawn for each one that is given up.
 _DRAWS = 64
-# The rows that a push may give up beside as many as it makes; those whose time it looks at.
+# Every so many pushes, rows are given up, unless a table is nearer to its bound.
+_EVERY = 8
+# The rows that a push may give up beside twice as many as were made since; those whose time it
+# looks at.
 _MORE = 64
 _LOOKED_AT = 64
 
@@ -85,9 +88,7 @@ class Push:
             if any(e.ttl_steps or e.ttl_seconds for e in self._evictions):
                 with tf.control_dependencies([self._give_up(*self._expired())]):
                     self._rows = tf.identity(part.gather_numbers(self._at(Field.ROWS)))
-            bounds = zip(self._evictions, self._tables, strict=True)
-            low = [max(int(eviction.low * table.most), table.least) for eviction, table in bounds]
-            over = tf.clip_by_value(self._rows - np.array(low), 0, 2 * self._made + _MORE)
+            over = self._over()
             done = tf.cond(
                 tf.reduce_any(over > 0),
                 lambda: self._give_up(*self._first_in_order(over)),
@@ -95,6 +96,16 @@ class Push:
             )
         with tf.control_dependencies([done]):
             return tf.no_op()
+
+    def _over(self) -> tf.Tensor:
+        """Return how many rows each table is to give up now."""
+        bounds = list(zip(self._evictions, self._tables, strict=True))
+        low = np.array([max(int(eviction.low * t.most), t.least) for eviction, t in bounds])
+        near = (low + np.array([table.most for table in self._tables])) // 2
+        is_turn = tf.equal(self._ticks % _EVERY, 0)
+        most = 2 * self._made * tf.where(is_turn, np.int64(_EVERY), 1) + _MORE
+        over = tf.clip_by_value(self._rows - low, 0, most)
+        return tf.where(is_turn | (self._rows > near), over, 0)
 
     def _at(self, *fields: Field) -> list[int]:
         return [place_of_field(table.number, field) for field in fields for table in self._tables]
