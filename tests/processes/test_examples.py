@@ -129,6 +129,16 @@ def test_users_and_movies_get_rows_when_they_come() -> None:
 
 
 @pytest.mark.matrix
+def test_rows_of_a_stream_beat_a_vocabulary_of_its_begin(tmp_path) -> None:
+    output = python("online_clicks.py", "--parts", "20", "--plot", str(tmp_path / "losses.svg"))
+    found = re.findall(r"^(.*): log loss ([\d.]+), ([\d,]+) rows$", output, re.MULTILINE)
+    each, bounded, hashed, fixed = (float(loss) for _, loss, _ in found)
+    assert each < bounded < hashed < fixed < 0.7
+    assert int(found[1][2].replace(",", "")) <= 1660
+    assert "<svg" in (tmp_path / "losses.svg").read_text()
+
+
+@pytest.mark.matrix
 def test_dlrm_beats_a_constant_guess() -> None:
     # 100,000 rows: enough that the largest of the 26 tables are split. One step per execution
     # traces in the least time.
