@@ -372,11 +372,11 @@ class KeyPart:
             local,
             touched,
         )
-        replaced = self.store(self.keys).gather(found.replaced)
-        with tf.control_dependencies([found.places, replaced]):
-            taken = self.index.remove(replaced)
+        replaced = [] if found.replaced is None else [self.store(self.keys).gather(found.replaced)]
+        with tf.control_dependencies([found.places, *replaced]):
+            taken = [self.index.remove(keys) for keys in replaced]
             add = self.add_to_numbers(found.at, found.changes)
-        with tf.control_dependencies([taken, add]):
+        with tf.control_dependencies([*taken, add]):
             return tf.identity(found.places)
 
     def gather_numbers(self, at: Sequence[int]) -> tf.Tensor:

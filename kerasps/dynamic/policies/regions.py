@@ -31,13 +31,13 @@ class NewPlaces(NamedTuple):
 
     Attributes:
         places: the place of each row; 0 for those without room.
-        replaced: the places among these whose rows are replaced.
+        replaced: the places among these whose rows are replaced; None if rows replace none.
         at: the indices of the numbers of the part that change.
         changes: what is added to them.
     """
 
     places: tf.Tensor
-    replaced: tf.Tensor
+    replaced: tf.Tensor | None
     at: list[int]
     changes: tf.Tensor
 
@@ -81,14 +81,15 @@ def new_places(
     fresh = tf.where(
         is_given_back, tf.cast(given_back, tf.int64), first + used_of + rank - from_free_of
     )
-    position = drawn_positions(keys, rank - room_of, over_of, used_of)
-    if not all(table.region.replaces for table in tables if table.region):
-        position = -tf.ones_like(position)
-    drawn = tf.where(~has_room & (position >= 0), first + position, tf.zeros_like(rank))
-    names = of_tables([table.number for table in tables], local, np.int32)
-    is_replaced = (drawn > 0) & tf.equal(table_in(tags(drawn)), names) & ~_among(drawn, touched)
-    drawn = tf.where(is_replaced, drawn, tf.zeros_like(rank))
-    replaced = tf.math.unsorted_segment_sum(tf.cast(is_replaced, tf.int64), which, len(tables))
+    drawn = is_replaced = None
+    replaced = tf.zeros_like(made)
+    if all(table.region.replaces for table in tables if table.region):
+        position = drawn_positions(keys, rank - room_of, over_of, used_of)
+        drawn = tf.where(~has_room & (position >= 0), first + position, tf.zeros_like(rank))
+        names = of_tables([table.number for table in tables], local, np.int32)
+        is_replaced = (drawn > 0) & tf.equal(table_in(tags(drawn)), names) & ~_among(drawn, touched)
+        drawn = tf.where(is_replaced, drawn, tf.zeros_like(rank))
+        replaced = tf.math.unsorted_segment_sum(tf.cast(is_replaced, tf.int64), which, len(tables))
     added = {
         Field.ROWS: made,
         Field.MADE: made + replaced,
@@ -99,8 +100,9 @@ def new_places(
     }
     at = [NUM_FREE, *(place_of_field(t.number, field) for field in added for t in tables)]
     changes = tf.concat([-tf.reduce_sum(made, keepdims=True), *added.values()], 0)
-    places = tf.where(has_room, fresh, drawn)
-    return NewPlaces(places, tf.boolean_mask(drawn, is_replaced), at, changes)
+    places = tf.where(has_room, fresh, tf.zeros_like(rank) if drawn is None else drawn)
+    leaving = None if drawn is None else tf.boolean_mask(drawn, is_replaced)
+    return NewPlaces(places, leaving, at, changes)
 
 
 def drawn_positions(
