@@ -178,9 +178,10 @@ class TableMetrics(keras.callbacks.Callback):
     - `rows`, and `share_of_max_rows` if the layer has `max_rows`.
     - `inserted`, `evicted`, `dropped`: in this epoch, the rows that were made, the rows that were
       given up, and the gradients of ids that got no row.
-    - `hit_rate`, with an eviction: the share of the ids of each step that had a row.
-    - `age_of_evicted`, if rows were evicted: the mean number of steps since their last update.
-    - `norm_25`, `norm_50`, `norm_75`: quartiles of the Euclidean norms of some rows.
+    - With an eviction, `hit_rate`: the share of the ids of each step that had a row. And
+      `age_of_evicted`: the mean number of steps since the last update of rows that were given up.
+    - `norm_25`, `norm_50`, `norm_75`: quartiles of the Euclidean norms of some rows; NaN if there
+      are none.
 
     ```python
     ids = keras.Input((), dtype="int64")
@@ -213,12 +214,12 @@ class TableMetrics(keras.callbacks.Callback):
             figures = layer.figures()
             before = self._before.get(layer.name, {})
             self._before[layer.name] = figures
-            found = _of_epoch(figures, before)
+            found = _of_epoch(figures, before, has_eviction=layer.eviction is not None)
             if layer.max_rows is not None:
                 found["share_of_max_rows"] = found["rows"] / layer.max_rows
-            norms = layer.norms(self.sample) if self.sample else np.zeros(0)
-            if len(norms):
-                quartiles = np.percentile(norms, (25, 50, 75)).tolist()
+            if self.sample:
+                norms = layer.norms(self.sample)
+                quartiles = np.percentile(norms if len(norms) else np.nan, (25, 50, 75)).tolist()
                 found.update(zip(("norm_25", "norm_50", "norm_75"), quartiles, strict=True))
             if logs is not None:
                 logs.update({f"{layer.name}_{name}": value for name, value in found.items()})
@@ -229,7 +230,7 @@ class TableMetrics(keras.callbacks.Callback):
 
 
 def _of_epoch(
-    figures: Mapping[str, int | float], before: Mapping[str, int | float]
+    figures: Mapping[str, int | float], before: Mapping[str, int | float], *, has_eviction: bool
 ) -> dict[str, int | float]:
     """Return the numbers of an epoch from the figures after it and before it."""
 
@@ -238,7 +239,7 @@ def _of_epoch(
         # They begin anew with a new table, such as after the loss of a ps.
         return figures[name] - past if figures[name] >= past else figures[name]
 
-    evicted, pushed = change("evicted"), change("pushed_ids")
+    evicted = change("evicted")
     dropped = change("refused_for_room") + change("refused_by_admission")
     found = {
         "rows": figures["rows"],
@@ -246,14 +247,13 @@ def _of_epoch(
         "evicted": evicted,
         "dropped": dropped,
     }
-    if pushed:
-        found["hit_rate"] = 1 - (found["inserted"] + dropped) / pushed
-    if evicted:
+    if has_eviction:
+        found["hit_rate"] = 1 - (found["inserted"] + dropped) / max(change("pushed_ids"), 1)
         total, past = (
             numbers.get("mean_age_of_evicted", 0) * numbers.get("evicted", 0)
             for numbers in (figures, before)
         )
-        found["age_of_evicted"] = (total - past if total >= past else total) / evicted
+        found["age_of_evicted"] = (total - past if total >= past else total) / max(evicted, 1)
     return found
 
 

@@ -121,5 +121,13 @@ def test_metrics_of_tables_in_one_process():
     assert list(logs) == ["loss"]
     logs = model.fit(x, np.ones(80), verbose=0, callbacks=[kerasps.TableMetrics(0)]).history
     assert not [name for name in logs if "norm" in name]
+    # The names are the same in each epoch, also while there are no rows.
+    counted = DynamicEmbedding(4, max_rows=50, admission=kerasps.layers.CountAdmission(2), name="t")
+    model = keras.Sequential([keras.Input((), dtype="int64"), counted, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    logs = model.fit(x[0], np.ones(80), epochs=2, verbose=0, callbacks=callbacks).history
+    assert np.isnan(logs["t_norm_50"][0])
+    assert logs["t_rows"] == [0, 50]
+    assert logs["t_norm_50"][1] > 0
     with pytest.raises(TypeError, match="`sample` of TableMetrics"):
         kerasps.TableMetrics("all")
