@@ -8,10 +8,27 @@ from __future__ import annotations
 
 from kerasps.layers.dynamic_embedding import DynamicEmbedding
 from kerasps.layers.loading import load_rows
+from kerasps.layers.rules import CountAdmission, Eviction, ProbabilityAdmission
 from kerasps.layers.table_sources import rows_in_file, rows_of_recommenders_addons
 
-__all__ = ["DynamicEmbedding", "load_rows", "rows_in_file", "rows_of_recommenders_addons"]
+__all__ = [
+    "CountAdmission",
+    "DynamicEmbedding",
+    "Eviction",
+    "ProbabilityAdmission",
+    "load_rows",
+    "rows_in_file",
+    "rows_of_recommenders_addons",
+]
 
 # Users import them from here.
-for _public in (DynamicEmbedding, load_rows, rows_in_file, rows_of_recommenders_addons):
+for _public in (
+    CountAdmission,
+    DynamicEmbedding,
+    Eviction,
+    ProbabilityAdmission,
+    load_rows,
+    rows_in_file,
+    rows_of_recommenders_addons,
+):
     _public.__module__ = __name__

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
 import random
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,19 +12,31 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from kerasps.central_storage import CentralStorageStrategy
+from kerasps.dynamic.ids.admission import CountAdmission, ProbabilityAdmission, admission_of
+from kerasps.dynamic.ids.eviction import Eviction, eviction_of
 from kerasps.dynamic.ids.first_rows import FirstRows
 from kerasps.dynamic.ids.keys import as_ids, ids_of
-from kerasps.dynamic.ids.rows_of_ids import MOST_ROWS, RowsOfIds
+from kerasps.dynamic.ids.rows_of_ids import MOST_ROWS, CountsOfIds, RowsOfIds, UsageOfRows
 from kerasps.dynamic.local.local_table import LocalTable
 from kerasps.dynamic.tables.row_files import save_table
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.hooks import patch, table
+from kerasps.layers.arguments import refuse, whole_number
 from kerasps.layers.bags import are_alike, bags_of, described, is_ragged, is_sparse
 from kerasps.saving.saved_model import Export
-from kerasps.variables.lanes.phase import current_phase, strategy_of_new_variables
+from kerasps.variables.lanes.phase import (
+    current_phase,
+    note_assignment,
+    strategy_of_new_variables,
+)
 from kerasps.variables.placing.placing import is_ours
 
 _COMBINERS = ("sum", "mean", "sqrtn")
+# The entries of a file that have the candidates and their counts.
+_CANDIDATES, _COUNTS = "candidates", "counts"
+# Those that have the use of rows.
+_USED, _USAGE = "used_ids", "usage"
+_DEFAULT_ROWS = ("first", "zeros")
 
 
 @keras.saving.register_keras_serializable(package="kerasps")
@@ -68,6 +78,13 @@ class DynamicEmbedding(keras.layers.Layer):
             one gives zeros. Default None: a row for each id.
         max_rows: the most rows that the table may have. When it is full, an id without a row
             keeps its first row. Default None: as many as the memory holds.
+        admission: the rule by which ids get rows: a `CountAdmission` or a `ProbabilityAdmission`.
+            An id without a row reads its default row, and its gradients are dropped and counted.
+            Default None: the first step that updates an id makes its row.
+        default_row: what an id without a row reads: `"first"`, its first row, or `"zeros"`. A row
+            that is made begins as its first row. Default `"first"`.
+        eviction: an `Eviction`, the rule by which rows are given up for new ids. It needs
+            `max_rows`, and tables on ps with asynchronous updates. Default None: all rows stay.
         seed: the seed of first rows, any integer. The seed of the initializer is not used. Default
             None: drawn at random, and kept in the configuration of the layer.
         dtype: the dtype or the dtype policy of the layer. Default: `keras.config.dtype_policy()`.
@@ -95,30 +112,40 @@ class DynamicEmbedding(keras.layers.Layer):
         mask_zero: bool = False,
         combiner: str | None = None,
         max_rows: int | None = None,
+        admission: CountAdmission | ProbabilityAdmission | None = None,
+        default_row: str = "first",
+        eviction: Eviction | None = None,
         seed: int | None = None,
         dtype: object = None,
         name: str | None = None,
         **kwargs: object,
     ) -> None:
-        self.output_dim = _whole_number("output_dim", output_dim, "such as 16", least=1)
+        self.output_dim = whole_number("output_dim", output_dim, "such as 16", least=1)
         if combiner not in (None, *_COMBINERS):
-            _refuse(
+            refuse(
                 "combiner", repr(combiner), "'sum', 'mean', 'sqrtn' or None", "Give one of these"
             )
         if max_rows is not None:
-            max_rows = _whole_number(
+            max_rows = whole_number(
                 "max_rows", max_rows, "or None for no limit", least=1, most=MOST_ROWS - 1
             )
         if seed is None:
             # From the generator that `keras.utils.set_random_seed` sets.
             seed = random.randrange(2**31)
-        seed = _whole_number("seed", seed, "or None for one that is drawn")
+        if default_row not in _DEFAULT_ROWS:
+            refuse("default_row", repr(default_row), "'first' or 'zeros'", "Give one of these")
+        seed = whole_number("seed", seed, "or None for one that is drawn")
         super().__init__(dtype=dtype, name=name, **kwargs)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
         self.mask_zero = bool(mask_zero)
         self.combiner = combiner
         self.max_rows = max_rows
+        self.admission = admission_of(admission)
+        self.default_row = default_row
+        self.eviction = eviction_of(eviction)
+        if self.eviction is not None and max_rows is None:
+            refuse("max_rows", "None", "a number, with `eviction`", "Give both")
         self.seed = seed
         # Ids and weights come as they are.
         self.autocast = False
@@ -126,6 +153,10 @@ class DynamicEmbedding(keras.layers.Layer):
         # XLA has no hash tables, and would change the last bits of first rows.
         self.supports_jit = False
         self._local: LocalTable | None = None
+        # The weight with the counts of candidates.
+        self._candidates: Any = None
+        # On ps, the use of each row, with eviction.
+        self._usage: Any = None
         # An initializer that cannot be used is refused here, not in `build`.
         self._first_rows()
 
@@ -135,8 +166,16 @@ class DynamicEmbedding(keras.layers.Layer):
     def build(self, input_shape: object = None) -> None:
         """Make the table. The shape of the ids does not matter."""
         del input_shape
-        initializer = RowsOfIds(self._first_rows(), self.seed, self.max_rows)
+        initializer = RowsOfIds(
+            self._first_rows(),
+            self.seed,
+            self.max_rows,
+            admission=self.admission,
+            reads_zeros=self.default_row == "zeros",
+            eviction=self.eviction,
+        )
         strategy = strategy_of_new_variables()
+        self._check_eviction(strategy)
         if is_ours(strategy):
             self.embeddings = self.add_weight(
                 name="embeddings",
@@ -145,6 +184,24 @@ class DynamicEmbedding(keras.layers.Layer):
                 regularizer=self.embeddings_regularizer,
                 autocast=False,
             )
+            if self.eviction is not None:
+                self._usage = self.add_weight(
+                    name="usage",
+                    shape=(MOST_ROWS, self.eviction.num_columns),
+                    dtype="int32",
+                    initializer=UsageOfRows(self.embeddings.storage, self.eviction),
+                    trainable=False,
+                    autocast=False,
+                )
+            if self.admission is not None and self.admission.max_candidates is not None:
+                self._candidates = self.add_weight(
+                    name="candidates",
+                    shape=(MOST_ROWS, 1),
+                    dtype="int32",
+                    initializer=CountsOfIds(self.admission.max_candidates, self.embeddings.storage),
+                    trainable=False,
+                    autocast=False,
+                )
             # A step finds the rows before the part of it that XLA may compile.
             self.supports_jit = True
             return
@@ -157,6 +214,21 @@ class DynamicEmbedding(keras.layers.Layer):
         patch.install(table.ONE_PROCESS, {})
         self._local = LocalTable(self.add_weight, initializer, self.embeddings_regularizer)
         self.embeddings = self._local.rows
+        if self._local.candidates is not None:
+            self._candidates = self._local.candidates.rows
+
+    def _check_eviction(self, strategy: tf.distribute.Strategy) -> None:
+        if self.eviction is None:
+            return
+        mode = strategy.options.update_mode if is_ours(strategy) else None
+        if mode != "async":
+            received = "no strategy of kerasps" if mode is None else f"update_mode={mode!r}"
+            raise UnsupportedError(
+                f"The layer {self.name!r} has an eviction, and its table cannot give up rows here. "
+                "Expected: a table on ps, with update_mode='async'. Received: "
+                f"{received}. Leave out `eviction`, or build the layer in the scope of such a "
+                "strategy."
+            )
 
     def call(
         self, ids: tf.Tensor, weights: tf.Tensor | None = None, training: bool | None = None
@@ -290,10 +362,28 @@ class DynamicEmbedding(keras.layers.Layer):
         """The number of rows, over all ps."""
         return int(self._table.num_rows) if self.built else 0
 
+    def figures(self) -> dict[str, int]:
+        """Return the numbers of the table, summed over all ps.
+
+        - `"rows"`: rows that there are.
+        - `"candidates"`: ids that have a count and no row (see `CountAdmission`).
+        - `"refused_for_room"`: times that a row was not made since the table was full.
+        - `"refused_by_admission"`: times that a row was not made since its id was not admitted.
+          Each is a dropped gradient.
+        - `"evicted"`: rows that were given up (see `Eviction`).
+
+        The last three begin at 0 when the table is made, and are in no file.
+        """
+        figures = dict(self._table.figures)
+        if self._local is None:
+            candidates = self._candidates
+            figures["candidates"] = 0 if candidates is None else candidates.num_rows
+        return figures
+
     def rows(self, ids: ArrayLike) -> np.ndarray:
         """Return the rows of ids as an array of shape `[len(ids), output_dim]`; makes none.
 
-        An id without a row has its first row.
+        An id without a row has its default row.
 
         Args:
             ids: a vector of integers or strings: a list, an array or a tensor.
@@ -305,7 +395,7 @@ class DynamicEmbedding(keras.layers.Layer):
 
         The ids of strings are their int64 fingerprints. Their text is not stored.
         """
-        batch = _whole_number("batch", batch, "such as 65536", least=1)
+        batch = whole_number("batch", batch, "such as 65536", least=1)
         return iter(self._table.row_items(batch))
 
     def load_rows(self, ids: ArrayLike, rows: ArrayLike) -> None:
@@ -318,7 +408,7 @@ class DynamicEmbedding(keras.layers.Layer):
         vector = ids_of(ids)
         values = np.asarray(rows)
         if values.shape != (len(vector), self.output_dim):
-            _refuse(
+            refuse(
                 "rows",
                 f"an array of shape {values.shape}",
                 f"an array of shape ({len(vector)}, {self.output_dim})",
@@ -326,13 +416,41 @@ class DynamicEmbedding(keras.layers.Layer):
             )
         num_different = len(np.unique(vector))
         if num_different < len(vector):
-            _refuse(
+            refuse(
                 "ids",
                 f"{len(vector):,} ids, {num_different:,} of them different",
                 "each id once",
                 "Leave out repeated ids, with their rows",
             )
         self._table.write_rows(vector, values)
+
+    def evict(self, ids: ArrayLike) -> int:
+        """Remove the rows of ids from the ps, with their slots, and the counts of candidates.
+
+        Files that are saved later do not have them. An id that comes again begins anew.
+
+        Args:
+            ids: a vector of integers or strings. Ids without a row are allowed.
+
+        Returns:
+            The number of rows that were removed.
+
+        Raises:
+            UnsupportedError: the table is in this process, where slots of the optimizer belong to
+                places and not to ids.
+        """
+        vector = np.unique(ids_of(ids))
+        table = self._table
+        if self._local is not None:
+            raise UnsupportedError(
+                f"The table of the layer {self.name!r} is in this process, where rows stay. "
+                "Expected: a table on ps. Received: `evict` in one process. Load the other rows "
+                "into a new layer with `load_rows`."
+            )
+        note_assignment()
+        if self._candidates is not None:
+            self._candidates.access.remove(vector)
+        return int(table.access.remove(vector))
 
     @property
     def _table(self) -> Any:
@@ -354,6 +472,9 @@ class DynamicEmbedding(keras.layers.Layer):
             "mask_zero": self.mask_zero,
             "combiner": self.combiner,
             "max_rows": self.max_rows,
+            "admission": keras.saving.serialize_keras_object(self.admission),
+            "default_row": self.default_row,
+            "eviction": keras.saving.serialize_keras_object(self.eviction),
             "seed": self.seed,
         }
 
@@ -361,6 +482,10 @@ class DynamicEmbedding(keras.layers.Layer):
         """Write ids and rows, in the order of the ids."""
         if not self.built:
             return
+        if self._candidates is not None:
+            save_table(store, self._candidates, ids_name=_CANDIDATES, rows_name=_COUNTS)
+        if self._usage is not None:
+            save_table(store, self._usage, ids_name=_USED, rows_name=_USAGE)
         save_table(store, self.embeddings)
 
     def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
@@ -372,6 +497,12 @@ class DynamicEmbedding(keras.layers.Layer):
                 f"Received: {', '.join(names) or 'nothing'}. Load the file of a model with a "
                 "DynamicEmbedding here, or give the rows of another layer to `load_rows`."
             )
+        if self._candidates is not None:
+            # A file of a layer that does not count has none.
+            names_there = {_CANDIDATES, _COUNTS} <= set(names)
+            candidates = np.asarray(store[_CANDIDATES]) if names_there else np.zeros(0, np.int64)
+            numbers = np.asarray(store[_COUNTS]) if names_there else np.zeros((0, 1), np.int32)
+            self._candidates.replace_rows(candidates, numbers)
         ids, rows = np.asarray(store["ids"]), store["rows"]
         if rows.shape != (len(ids), self.output_dim):
             raise InputError(
@@ -381,6 +512,8 @@ class DynamicEmbedding(keras.layers.Layer):
             )
         # On ps, large rows are read from the file in pieces.
         self.embeddings.replace_rows(ids, rows)
+        if self._usage is not None and {_USED, _USAGE} <= set(names):
+            self._usage.replace_rows(np.asarray(store[_USED]), np.asarray(store[_USAGE]))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: object) -> Any:
         children = super()._trackable_children(save_type, **kwargs)
@@ -388,31 +521,3 @@ class DynamicEmbedding(keras.layers.Layer):
             # All that a checkpoint has of the table is among the rows, as on ps.
             children.pop("_local", None)
         return children
-
-
-def _whole_number(
-    argument: str, value: object, advice: str, *, least: int | None = None, most: int | None = None
-) -> int:
-    """Return `value` as an `int` within bounds, or raise `InputError`."""
-    expected = "a whole number"
-    if least is not None:
-        expected += f" of at least {least}" if most is None else f" from {least} to {most:,}"
-    number = None
-    # Users who pass True have mostly mixed up two arguments.
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-        with contextlib.suppress(TypeError):  # an array
-            number = operator.index(value)
-    if (
-        number is None
-        or (least is not None and number < least)
-        or (most is not None and number > most)
-    ):
-        _refuse(argument, repr(value), expected, f"Give a whole number, {advice}")
-    return number
-
-
-def _refuse(argument: str, received: object, expected: str, advice: str) -> NoReturn:
-    raise InputError(
-        f"Argument `{argument}` of a DynamicEmbedding has a value that cannot be used. Expected: "
-        f"{expected}. Received: {argument}={received}. {advice}."
-    )

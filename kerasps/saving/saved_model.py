@@ -114,7 +114,7 @@ class _TableStandIn(tf.Module):
         places = tf.ensure_shape(places, [None])
         known, unknown = (tf.where(chosen)[:, 0] for chosen in (places >= 0, places < 0))
         rows = self.rows.sparse_read(tf.gather(places, known))
-        first = self._table.first_rows(tf.gather(flat, unknown), self._table.salt)
+        first = self._table.rows_of_ids.default_rows(tf.gather(flat, unknown))
         order = [tf.cast(known, tf.int32), tf.cast(unknown, tf.int32)]
         found = tf.dynamic_stitch(order, [rows, first])
         found = tf.reshape(found, tf.concat([tf.shape(ids), tf.shape(first)[1:]], 0))

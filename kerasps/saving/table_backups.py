@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import unmixed
-from kerasps.dynamic.parts.key_part import SLOT_BITS, SlotTerms, salt_in_pool
 from kerasps.dynamic.parts.keyed_rows import KeyedRows
+from kerasps.dynamic.parts.terms import SLOT_BITS, SlotTerms, salt_in_pool
 from kerasps.dynamic.tables.row_access import pieces_of
 from kerasps.dynamic.tables.table import KeyedVariable
 from kerasps.runtime.calls import persist

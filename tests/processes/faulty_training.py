@@ -230,8 +230,12 @@ def make_counting_model(steps_per_execution):
     """A model with a row for each word, without a vocabulary; the rows count their updates."""
     with strategy.scope():
         words = keras.layers.Input((1,), dtype="string")
-        table = kerasps.layers.DynamicEmbedding(3, "zeros")
-        model = keras.Model(words, Slow()(keras.layers.Flatten()(table(words))))
+        tables = [
+            kerasps.layers.DynamicEmbedding(3, "zeros"),
+            kerasps.layers.DynamicEmbedding(3, "zeros", admission=kerasps.layers.CountAdmission(2)),
+        ]
+        rows = keras.layers.Add()([keras.layers.Flatten()(table(words)) for table in tables])
+        model = keras.Model(words, Slow()(rows))
         model.compile(
             keras.optimizers.SGD(1.0),
             unit_gradients.Outputs(reduction="sum"),
@@ -304,9 +308,14 @@ def train(scenario, model, actions, report):
         )["ids"]
     report["iterations"] = int(model.optimizer.iterations.numpy())
     if scenario.startswith("new_ids"):
-        report["counts"] = np.unique(-np.concatenate([r for _, r in model.layers[1].items()]))
-        report["counts"] = report["counts"].tolist()
-        report["num_rows"] = model.layers[1].num_rows
+        report["tables"] = [
+            {
+                "counts": np.unique(-np.concatenate([r for _, r in table.items()])).tolist(),
+                **table.figures(),
+            }
+            for table in model.layers
+            if isinstance(table, kerasps.layers.DynamicEmbedding)
+        ]
         return
     report["finite_weights"] = bool(all(np.isfinite(w).all() for w in model.get_weights()))
 

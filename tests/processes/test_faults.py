@@ -115,9 +115,12 @@ def test_rows_of_new_ids_and_their_updates_are_exact_when_a_worker_is_lost(run):
     report = run("new_ids_worker_restarted_finite", 7)
     assert "error" not in report, report
     assert report["failures"] > 0, "the worker was killed when nothing ran"
-    assert report["num_rows"] == 2000
-    # Each word comes once an epoch.
-    assert report["counts"] == [2.0]
+    every, admitted = report["tables"]
+    # Each word comes once an epoch, and is updated whenever it comes.
+    assert (every["rows"], every["counts"]) == (2000, [2.0])
+    # This table makes the row when the word comes again; the first gradient is dropped.
+    assert (admitted["rows"], admitted["counts"]) == (2000, [1.0])
+    assert (admitted["candidates"], admitted["refused_by_admission"]) == (0, 2000)
 
 
 def test_evaluate_is_exact_when_a_worker_is_lost(run):

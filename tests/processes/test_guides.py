@@ -19,10 +19,10 @@ from support.process_checks import MARK, marked_environment, marked_processes, w
 
 
 @contextlib.contextmanager
-def running(tmp_path, page, command, *options):
-    """Runs the first script of a page by a command of kerasps, in this directory."""
+def running(tmp_path, page, command, *options, block=0):
+    """Runs a script of a page, the first one, by a command of kerasps, in this directory."""
     text = (CHECKOUT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    (tmp_path / "train.py").write_text(code_blocks(text)[0])
+    (tmp_path / "train.py").write_text(code_blocks(text)[block])
     env = marked_environment(
         str(tmp_path), tmp_path, KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3"
     )
@@ -87,6 +87,18 @@ def test_users_whom_nobody_knew_get_rows(tmp_path):
     with running(tmp_path, "tables_without_a_vocabulary", "launch", *options) as process:
         out, _ = output_of(process)
     assert re.findall(r"^(\d+) users$", out, re.MULTILINE) == ["100", "200"]
+
+
+@pytest.mark.matrix
+def test_rows_make_room_for_new_ones(tmp_path):
+    options = ("--num-workers=1", "--num-ps=2")
+    page = "tables_without_a_vocabulary"
+    with running(tmp_path, page, "launch", *options, block=2) as process:
+        out, _ = output_of(process)
+    (rows, evicted) = re.findall(r"'(?:rows|evicted)': (\d+)", out)
+    assert 890 <= int(rows) <= 902
+    assert int(rows) + int(evicted) == 5000
+    assert re.findall(r"^(\d+)$", out, re.MULTILINE) in (["1"], ["2"])
 
 
 @pytest.mark.matrix

@@ -6,16 +6,27 @@ import keras
 import numpy as np
 
 from kerasps.dynamic.tables.row_files import VariableById
-from kerasps.layers import DynamicEmbedding
+from kerasps.layers import CountAdmission, DynamicEmbedding
 
 
 def make_model(optimizer="adam", names=("users", "items", "words"), max_rows=None):
-    """Returns a compiled model with tables. Those of users and of items share their storage."""
+    """Returns a compiled model with tables. Those of users and of items share their storage.
+
+    An item gets a row when it comes for the second time.
+    """
     first, second = keras.Input((3,), dtype="int64"), keras.Input((2,), dtype="int64")
     uniform = keras.initializers.RandomUniform(-1, 1)
     tables = {
         "users": (first, {"output_dim": 4, "embeddings_initializer": uniform, "seed": 1}),
-        "items": (second, {"output_dim": 4, "embeddings_initializer": uniform, "seed": 2}),
+        "items": (
+            second,
+            {
+                "output_dim": 4,
+                "embeddings_initializer": uniform,
+                "seed": 2,
+                "admission": CountAdmission(2, max_candidates=1000),
+            },
+        ),
         "words": (second, {"output_dim": 6, "embeddings_initializer": "ones"}),
     }
     flat = []
@@ -49,7 +60,9 @@ def train(model, seed, batch_size=8, **kwargs):
 def state_of(model):
     """Returns the values of all variables of a model and of its optimizer, by their places."""
     state = {}
-    for index, variable in enumerate([*model.trainable_weights, *model.optimizer.variables]):
+    counts = [each for each in model.non_trainable_weights if isinstance(each, VariableById)]
+    variables = [*model.trainable_weights, *counts, *model.optimizer.variables]
+    for index, variable in enumerate(variables):
         if isinstance(variable, VariableById):
             state[f"{index}/ids"] = ids = variable.sorted_ids()
             state[f"{index}"] = variable.find_rows(ids)

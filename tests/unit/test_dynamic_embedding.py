@@ -18,7 +18,7 @@ import kerasps
 from kerasps.dynamic.ids.first_rows import FirstRows
 from kerasps.dynamic.ids.keys import as_ids, from_halves, halves, mixed, part_of, salt_of, unmixed
 from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
-from kerasps.dynamic.local import local_table
+from kerasps.dynamic.local import local_places
 from kerasps.layers import DynamicEmbedding
 
 EXTREMES = [0, 1, -1, 2**63 - 1, -(2**63), 2**40]
@@ -511,7 +511,7 @@ def test_a_nearly_full_table_is_reported_once(caplog):
 
 
 def test_without_max_rows_a_full_table_is_an_error(monkeypatch):
-    monkeypatch.setattr(local_table, "DEFAULT_PLACES", 5)
+    monkeypatch.setattr(local_places, "DEFAULT_PLACES", 5)
     layer = small(max_rows=None)
     layer(id_tensor([1, 2, 3, 4]), training=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match="with a larger `max_rows`"):
@@ -814,7 +814,7 @@ def test_files_that_cannot_be_used(store, message):
 def test_the_public_name_is_that_of_the_package():
     assert DynamicEmbedding.__module__ == "kerasps.layers"
     assert keras.saving.get_registered_name(DynamicEmbedding) == "kerasps>DynamicEmbedding"
-    assert Path(kerasps.__file__).parent == Path(local_table.__file__).parents[2]
+    assert Path(kerasps.__file__).parent == Path(local_places.__file__).parents[2]
 
 
 @pytest.mark.parametrize("combiner", [None, "sum"])

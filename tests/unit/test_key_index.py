@@ -34,7 +34,8 @@ class Part:
         made = lambda keys: part.made(terms, key_part.AskedKeys(keys))  # noqa: E731
         self._made = OnPS(DEVICE, made, KEYS, mutex=self.mutex)
         self._find = OnPS(DEVICE, part.index.find, KEYS)
-        self._remove = OnPS(DEVICE, lambda keys: part.remove_keys(0, keys), KEYS, mutex=self.mutex)
+        remove = lambda keys: part.remove_keys(terms[0].holder, keys)  # noqa: E731
+        self._remove = OnPS(DEVICE, remove, KEYS, mutex=self.mutex)
         self.generator = np.random.default_rng(0)
 
     def make(self, keys):

@@ -101,8 +101,8 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 3300,
-    "layers": 940,
+    "dynamic": 4750,
+    "layers": 1100,
     "inputs": 2460,
     "step": 12110,
     "training": 7120,
@@ -112,8 +112,8 @@ LINES = {
     "evaluator": 1020,
     "worker_driven": 1910,
     "tools": 7540,
-    "root": 3170,
-    "tests": 53_300,
+    "root": 3180,
+    "tests": 53820,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

@@ -99,7 +99,8 @@ class FirstRows:
         """
         if self.kind == _CONSTANT:
             shape = tf.stack([tf.size(ids), self.width])
-            rows = tf.fill(shape, tf.constant(self.first, self.dtype))
+            number = np.array(self.first, tf.as_dtype(self.dtype).as_numpy_dtype)
+            rows = tf.fill(shape, tf.constant(number))
         else:
             rows = tf.cast(self._drawn(mixed(ids + salts)), self.dtype)
         rows.set_shape([None, self.width])

@@ -5,90 +5,62 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.dynamic.ids.keys import mixed
-from kerasps.dynamic.ids.rows_of_ids import RowsOfIds, check_different
-from kerasps.dynamic.local.local_rows import LocalRows, LocalSlot, scatter
-from kerasps.errors import InputError
+from kerasps.dynamic.ids.admission import Admission
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
+from kerasps.dynamic.local.local_candidates import LocalCandidates, admitted
+from kerasps.dynamic.local.local_places import LocalPlaces, counter
+from kerasps.dynamic.local.local_rows import LocalSlot
 
 _LOGGER = logging.getLogger("kerasps")
-# The number of places of a table without `max_rows`: 64 MB for rows of 16 float32.
-DEFAULT_PLACES = 1_000_000
 # A warning is logged when this share of the places is in use.
 _NEARLY_FULL = 0.9
 
 
-class LocalTable(tf.Module):
-    """Finds and makes the rows of ids in ordinary weights of a layer.
+class LocalTable(LocalPlaces):
+    """Finds and makes the rows of ids in one process (see `LocalPlaces`).
 
-    The rows are in places 0, 1, … in the order in which they were made. All state is in weights,
-    so whatever restores the weights of a model restores its tables: the rows by place, the id of
-    each place, the number of rows, and a digest of ids and places. A hash table from id to place is
-    an index of them. It is made anew when its digest is another than that of the weights.
-
-    The optimizer is plain Keras's. Adam, for example, updates all places in each step, so a small
-    `max_rows` makes steps faster.
+    Rows stay where they were made. The optimizer is plain Keras's. Adam, for example, updates all
+    places in each step, so a small `max_rows` makes steps faster.
 
     Thread: one at a time makes rows.
 
     Args:
         add_weight: the method of the layer.
-        initializer: makes first rows, and knows `max_rows`.
+        initializer: how the table begins.
         regularizer: the regularizer of the rows. Places without a row are zeros.
 
     Attributes:
-        rows: the trainable weight with the rows, of shape `[places, width]`.
+        candidates: the ids that are counted and have no row; None if none are counted.
     """
 
     def __init__(
-        self, add_weight: Callable[..., Any], initializer: RowsOfIds, regularizer: object
+        self, add_weight: Callable[..., keras.Variable], initializer: RowsOfIds, regularizer: object
     ) -> None:
-        super().__init__()
-        self._initializer = initializer
-        self._num_places = initializer.max_rows or DEFAULT_PLACES
-        self._width = initializer.first_rows.width
-
-        def add_state(name: str, shape: tuple[int, ...]) -> Any:
-            # The aggregation makes it one variable for all replicas of a CentralStorageStrategy.
-            return add_weight(
-                name=name,
-                shape=shape,
-                dtype="int64",
-                initializer="zeros",
-                trainable=False,
-                aggregation="only_first_replica",
-            )
-
-        self.rows = add_weight(
-            name="embeddings",
-            shape=(self._num_places, self._width),
-            initializer="zeros",
-            regularizer=regularizer,
-            # Converted to another dtype, all of it would be read in each step.
-            autocast=False,
-        )
-        self.rows.__class__, self.rows.table = LocalRows, self
+        super().__init__(add_weight, initializer, regularizer)
+        most = None if initializer.admission is None else initializer.admission.max_candidates
+        self.candidates = None if most is None else LocalCandidates(add_weight, most)
         self._slots: list[weakref.ref[LocalSlot]] = []
-        self._ids = add_state("ids", (self._num_places,))
-        self._num_rows = add_state("num_rows", ())
-        self._digest = add_state("digest", ())
         with tf.init_scope(), tf.device("CPU:0"):
-            self._index = tf.lookup.experimental.MutableHashTable(
-                tf.int64, tf.int64, -1, experimental_is_anonymous=True
-            )
-            self._indexed = _counter()
-            self._num_refused = _counter()
+            self._num_refused, self._num_dropped = counter(), counter()
 
     @property
-    def num_rows(self) -> int:
-        """The number of rows."""
-        return int(self._num_rows.numpy())
+    def figures(self) -> dict[str, int]:
+        """The numbers of the table (see `DynamicEmbedding.figures`)."""
+        candidates = self.candidates
+        return {
+            "rows": self.num_rows,
+            "candidates": 0 if candidates is None else candidates.num_rows,
+            "refused_for_room": self.num_refused,
+            "refused_by_admission": int(self._num_dropped.numpy()),
+            "evicted": 0,
+        }
 
     @property
     def num_refused(self) -> int:
@@ -109,11 +81,16 @@ class LocalTable(tf.Module):
         # there, nor in `stateless_call`, where the values are given.
         trainable = trainable and hasattr(self.rows.value, "handle")
         flat = tf.reshape(ids, [-1])
-        places = self._made(flat) if training and trainable else self._found(flat)
-        if training and trainable and self._initializer.max_rows is None:
+        begins, makes = self._initializer, training and trainable
+        before = self._found(flat) if begins.reads_zeros or not makes else None
+        places = self._made(flat) if makes else before
+        if makes and begins.max_rows is None and begins.admission is None:
             rows = tf.gather(self.rows.value, places)
         else:
-            rows = self._rows_or_first(flat, places)
+            rows = self._rows_or_default(flat, places)
+        if makes and before is not None:
+            # On ps, too, a row is read from the next step on. A gradient reaches it now.
+            rows -= tf.stop_gradient(tf.where(before[:, None] < 0, rows, 0))
         if trainable and not training:
             rows = self._making_by_gradient(flat, rows)
         rows = tf.reshape(rows, tf.concat([tf.shape(ids), [self._width]], 0))
@@ -123,10 +100,6 @@ class LocalTable(tf.Module):
     def keep(self, slot: LocalSlot) -> None:
         """Let the rows of a slot move with those of the table."""
         self._slots.append(weakref.ref(slot))
-
-    def sorted_ids(self) -> np.ndarray:
-        """Return the ids of the table, ascending."""
-        return np.sort(np.asarray(self._ids.value[: self.num_rows]))
 
     def places_of(self, ids: np.ndarray, *, makes: bool = False) -> np.ndarray:
         """Return the places of ids, -1 for an id without a row.
@@ -141,19 +114,12 @@ class LocalTable(tf.Module):
         places = np.asarray(self._found(keys))
         if makes:
             self._check_room(self.num_rows + int(np.sum(places < 0)))
-            places = np.asarray(self._made(keys))
+            places = np.asarray(self._made(keys, admits_all=True))
         return places
 
     def find_rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows of a vector of int64 ids; makes none."""
         return np.asarray(self.take(tf.constant(ids, tf.int64)))
-
-    def row_items(self, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Iterate over ids and their rows, in the order of their places, `batch` at a time."""
-        for start in range(0, self.num_rows, batch):
-            places = tf.range(start, min(start + batch, self.num_rows))
-            ids, rows = (tf.gather(state.value, places) for state in (self._ids, self.rows))
-            yield np.asarray(ids), np.asarray(rows)
 
     def write_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """Set the rows of different ids; makes those that are missing.
@@ -164,49 +130,43 @@ class LocalTable(tf.Module):
         self.rows.write_rows(ids, rows)
 
     def replace_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Replace all rows of the table. Rows of ids that it had keep their slots.
-
-        Args:
-            ids: a vector of different ids.
-            rows: their rows.
-
-        Raises:
-            InputError: there are not enough places, or an id is there twice; nothing is changed.
-        """
-        check_different(ids)
-        self._check_room(len(ids))
+        """Do the same as `LocalPlaces.replace_rows`. Rows of ids that it had keep their slots."""
+        self.check(ids)
         slots = [(slot, slot.find_rows(ids)) for ref in self._slots if (slot := ref()) is not None]
-        numbers = tf.range(len(ids), dtype=tf.int64)
-        keys = tf.constant(ids, tf.int64)
-        for state in (self.rows, self._ids):
-            state.assign(tf.zeros(state.shape, state.dtype))
-        scatter(self.rows, numbers, rows)
-        scatter(self._ids, numbers, keys)
-        self._num_rows.assign(len(ids))
-        self._digest.assign(_digest(keys, numbers))
+        super().replace_rows(ids, rows)
         for slot, values in slots:
-            slot.begin_with(numbers, values)
-
-    def _check_room(self, num_rows: int) -> None:
-        if num_rows > self._num_places:
-            raise InputError(
-                "A table of a DynamicEmbedding has no room for all rows. Expected: at most "
-                f"{self._num_places:,} rows. Received: {num_rows:,}. Make the layer with "
-                f"max_rows={num_rows} or more."
-            )
+            slot.begin_with(np.arange(len(ids)), values)
 
     def _found(self, ids: tf.Tensor) -> tf.Tensor:
         """Return the places of a vector of ids, -1 for an id without a row."""
         with tf.device("CPU:0"):
-            self._renew_index()
-            return self._places(ids)
+            self.renew_index()
+            return self.places(ids)
 
-    def _made(self, ids: tf.Tensor) -> tf.Tensor:
+    def _made(self, ids: tf.Tensor, *, admits_all: bool = False) -> tf.Tensor:
         """Return the places of a vector of ids, after the missing rows were made."""
+        admission = None if admits_all else self._initializer.admission
         with tf.device("CPU:0"):
-            self._renew_index()
-            found = self._places(ids)
-            return tf.cond(tf.reduce_any(found < 0), lambda: self._make(ids, found), lambda: found)
+            self.renew_index()
+            found = self.places(ids)
+            met = [] if admission is None else self._met_before(ids)
+            return tf.cond(
+                tf.reduce_any(found < 0),
+                lambda: self._make(ids, found, admission, met),
+                lambda: found,
+            )
+
+    def _met_before(self, ids: tf.Tensor) -> list[tf.Tensor]:
+        """Return the ids of earlier calls in the graph of a step, and note these.
+
+        A step counts an id once, however many calls of the layer it has. Eager calls are steps.
+        """
+        if tf.executing_eagerly():
+            return []
+        calls = tf.compat.v1.get_default_graph().get_collection_ref(f"ids met by {id(self)}")
+        before = list(calls)
+        calls.append(ids)
+        return before
 
     def _making_by_gradient(self, ids: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """Return rows whose gradient makes those that are missing.
@@ -222,7 +182,7 @@ class LocalTable(tf.Module):
                 tf.IndexedSlices(
                     tf.gather(gradient, has_row),
                     tf.gather(places, has_row),
-                    tf.constant([self._num_places, self._width], tf.int64),
+                    tf.constant([self.num_places, self._width], tf.int64),
                 )
             ]
 
@@ -230,56 +190,42 @@ class LocalTable(tf.Module):
         _compat.record_operation("TakeRows", [rows], [self.rows.handle], backward)
         return rows
 
-    def _renew_index(self) -> None:
-        """Make the index anew if the weights were assigned from elsewhere."""
-        digest = tf.convert_to_tensor(self._digest.value)
+    def _make(
+        self,
+        ids: tf.Tensor,
+        places: tf.Tensor,
+        admission: Admission | None,
+        met: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Make the rows of the ids whose places are -1, and return the places of all.
 
-        def renew() -> tf.Tensor:
-            ids = self._ids.value[: self._num_rows.value]
-            tf.raw_ops.LookupTableImportV2(
-                table_handle=self._index.resource_handle,
-                keys=ids,
-                values=tf.range(tf.size(ids, tf.int64)),
-            )
-            _assign(self._indexed, digest)
-            return tf.constant(True)
-
-        tf.cond(tf.equal(digest, self._indexed), lambda: tf.constant(False), renew)
-
-    def _make(self, ids: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-        """Make the rows of the ids whose places are -1, and return the places of all."""
-        new = tf.unique(tf.boolean_mask(ids, places < 0)).y
-        before = tf.convert_to_tensor(self._num_rows.value)
-        room = self._num_places - before
+        Args:
+            met: ids that the step has met before, which get no rows.
+        """
+        missing = tf.unique(tf.boolean_mask(ids, places < 0)).y
+        if met:
+            missing = tf.raw_ops.ListDiff(x=missing, y=tf.concat(met, 0)).out
+        new = admitted(admission, self.candidates, self._initializer.salt, missing)
+        dropped = tf.size(missing, tf.int64) - tf.size(new, tf.int64)
+        tf.raw_ops.AssignAddVariableOp(resource=self._num_dropped.handle, value=dropped)
+        before = self.num_rows_now
+        room = self.num_places - before
         if self._initializer.max_rows is None:
             with tf.control_dependencies([self._fits(new, room)]):
                 made = tf.identity(new)
         else:
             made = new[:room]
-        after = before + tf.size(made, tf.int64)
-        self._note_room(before, after, tf.size(new, tf.int64) - tf.size(made, tf.int64))
-        numbers = tf.range(before, after)
-        scatter(self.rows, numbers, self._initializer.rows(made))
-        scatter(self._ids, numbers, made)
-        self._index.insert(made, numbers)
-        digest = self._digest.value + _digest(made, numbers)
-        _assign(self._num_rows, after)
-        _assign(self._digest, digest)
-        _assign(self._indexed, digest)
-        return self._places(ids)
-
-    def _places(self, ids: tf.Tensor) -> tf.Tensor:
-        """Return the places of a vector of ids, -1 for an id without a row."""
-        places = self._index.lookup(ids)
-        places.set_shape(ids.shape)
-        return places
+        refused = tf.size(new, tf.int64) - tf.size(made, tf.int64)
+        self._note_room(before, before + tf.size(made, tf.int64), refused)
+        self.append(made)
+        return self.places(ids)
 
     def _fits(self, new: tf.Tensor, room: tf.Tensor) -> tf.Operation | None:
         return tf.debugging.Assert(
             tf.size(new, tf.int64) <= room,
             [
                 "A table of a DynamicEmbedding without a strategy is full. Expected: at most "
-                f"{self._num_places:,} rows, as `max_rows` was not given. Received: a batch with "
+                f"{self.num_places:,} rows, as `max_rows` was not given. Received: a batch with "
                 "more new ids than there is room for. Make the layer with a larger `max_rows`. "
                 "The number of new ids and the room:",
                 tf.size(new, tf.int64),
@@ -289,7 +235,7 @@ class LocalTable(tf.Module):
 
     def _note_room(self, before: tf.Tensor, after: tf.Tensor, refused: tf.Tensor) -> None:
         """Count rows that are not made; warn once of the first, and when little room is left."""
-        much = math.ceil(_NEARLY_FULL * self._num_places)
+        much = math.ceil(_NEARLY_FULL * self.num_places)
         first = (refused > 0) & tf.equal(self._num_refused, 0)
         much_now = (before < much) & (after >= much)
         tf.raw_ops.AssignAddVariableOp(resource=self._num_refused.handle, value=refused)
@@ -316,11 +262,11 @@ class LocalTable(tf.Module):
                 "a larger max_rows.",
                 name,
                 f"{num_rows:,}",
-                f"{self._num_places:,}",
+                f"{self.num_places:,}",
             )
 
-    def _rows_or_first(self, ids: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-        """Return the rows at places, and the first rows of ids whose place is -1."""
+    def _rows_or_default(self, ids: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+        """Return the rows at places, and what ids whose place is -1 read."""
         # The missing read no place at all, so no row of another id gets a gradient of zeros, by
         # which an optimizer with momentum would update it.
         found, missing = (
@@ -328,27 +274,6 @@ class LocalTable(tf.Module):
         )
         rows = tf.gather(self.rows.value, tf.gather(places, found))
         with tf.device("CPU:0"):
-            first = self._initializer.rows(tf.gather(ids, missing))
+            first = self._initializer.default_rows(tf.gather(ids, missing))
         numbers = [tf.cast(found, tf.int32), tf.cast(missing, tf.int32)]
         return tf.dynamic_stitch(numbers, [rows, first])
-
-
-def _counter() -> tf.Variable:
-    return tf.Variable(
-        0,
-        dtype=tf.int64,
-        trainable=False,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-
-
-def _digest(ids: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Return the sum, over rows, of a number that follows from id and place."""
-    return tf.reduce_sum(mixed(mixed(ids) + places))
-
-
-# These write by the handle, as a replica of a CentralStorageStrategy cannot assign in a `tf.cond`,
-# and on the device of the variable, which may be a GPU.
-def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
-    with tf.device(None):
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)

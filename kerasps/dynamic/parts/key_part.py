@@ -9,98 +9,45 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.ids.first_rows import FirstRows
-from kerasps.dynamic.ids.keys import from_halves, halves, salt_of, unmixed
+from kerasps.dynamic.ids.keys import unmixed
+from kerasps.dynamic.parts.candidates import admitted
+from kerasps.dynamic.parts.giving_up import Push, begin_usage
 from kerasps.dynamic.parts.key_index import EMPTY_LOG, START_LOG, KeyIndex, first_state
+from kerasps.dynamic.parts.regions import new_places
+from kerasps.dynamic.parts.terms import (
+    MEETING,
+    NO_TABLE,
+    NUM_FREE,
+    NUM_NUMBERS,
+    SLOT_BITS,
+    TOP,
+    AskedKeys,
+    Field,
+    Holder,
+    SlotTerms,
+    TableTerms,
+    default_rows,
+    first_rows,
+    newest_of,
+    of_tables,
+    place_of_field,
+    salt_in_pool,
+    slots_of,
+    some,
+    table_in,
+)
 from kerasps.runtime.on_ps import OnPS
 from kerasps.variables.rows.row_pools import take_memory
 from kerasps.variables.rows.row_store import RowStore
 from kerasps.variables.storage.named import NamedIndex, NamedVariable, on_own_task
 
-# A tag has the number of a table and, in these lowest bits, the number of the newest slot that the
-# row has begun.
-SLOT_BITS = 16
-MOST_TABLES = 2**12 - 1
-# The tag of a place that no row has.
-NO_TABLE = -1
-# The error of a key that ids of two tables have.
-MEETING = "Two tables without a vocabulary have ids that meet in one key."
 # The places that a function looks through in one call.
 PIECE = 1 << 18
-# In `numbers`: the first place that no row had yet; how many places were given back; then, for each
-# table, the number of its rows, and of the rows that it had no room for.
-_TOP, _NUM_FREE, _HEADER = 0, 1, 2
-
-
-class AskedKeys(NamedTuple):
-    """The rows that a step asks for in one part.
-
-    Attributes:
-        keys: different keys, table by table.
-        table_of: int32: the index of the table of each key, among those of the run; None if there
-            is one table.
-    """
-
-    keys: tf.Tensor
-    table_of: tf.Tensor | None = None
-
-    @classmethod
-    def of(cls, sent: tf.Tensor, num_tables: int) -> AskedKeys:
-        """Return what a worker has sent."""
-        if num_tables == 1:
-            return cls(from_halves(sent))
-        size = tf.size(sent) // 3
-        return cls(from_halves(sent[size:]), sent[:size])
-
-    def sent(self) -> tf.Tensor:
-        """Return them as a worker sends them: end to end, as int32."""
-        keys = halves(self.keys)
-        return keys if self.table_of is None else tf.concat([self.table_of, keys], 0)
-
-
-@dataclass(frozen=True)
-class TableTerms:
-    """A table, as a part knows it.
-
-    Attributes:
-        number: the number of the table in its pool.
-        first_rows: makes first rows.
-        salt: the salt of the seed of first rows.
-        max_rows: the most rows in this part; None for no limit but the room of the part.
-        slots: the slots that it has now, in the order in which they were made.
-    """
-
-    number: int
-    first_rows: FirstRows
-    salt: np.int64
-    max_rows: int | None
-    slots: tuple[SlotTerms, ...]
-
-
-@dataclass(frozen=True)
-class SlotTerms:
-    """A slot of a table, as a part knows it.
-
-    Attributes:
-        number: its number among all slots that the table ever had, from 1.
-        dtype: the dtype of its rows.
-        begins_as: the value of each element before the first update.
-    """
-
-    number: int
-    dtype: tf.DType
-    begins_as: float
-
-
-def salt_in_pool(number: int) -> np.int64:
-    """Return what is added to the ids of a table before they are mixed to keys."""
-    return np.int64(0) if number == 0 else salt_of(number)
 
 
 class KeyPart:
@@ -119,9 +66,13 @@ class KeyPart:
         index: finds the places of keys.
         keys: the key of each place.
         tags: the tag of each place.
-        numbers: see above.
+        numbers: the numbers of the part and of its tables (see `terms.Field`).
         free: places that were given back.
+        counts: the part of the counts of ids that may get rows (see `candidates.py`); None if no
+            table of the pool counts.
     """
+
+    counts: KeyPart | None = None
 
     def __init__(
         self,
@@ -139,30 +90,31 @@ class KeyPart:
         tables = make_index(device, 1 << START_LOG), make_index(device, 1 << EMPTY_LOG)
         self._state = self._variable([6], tf.int64, "index", first_state)
         self.index = KeyIndex(device, tables, self._state)
-        num_numbers = _HEADER + 2 * MOST_TABLES
         self.numbers = self._variable(
-            [num_numbers],
+            [NUM_NUMBERS],
             tf.int64,
             "numbers",
             # Place 0 is no key's.
-            lambda: tf.concat([[1], tf.zeros([num_numbers - 1], tf.int64)], 0),
+            lambda: tf.concat([[1], tf.zeros([NUM_NUMBERS - 1], tf.int64)], 0),
         )
         self.keys = self._reserved([], tf.int64, "keys")
         self.tags = self._reserved([], tf.int32, "tags")
         self.free = self._reserved([], tf.int32, "free")
         if self.tags.takes_values:
-            OnPS(device, self._mark_no_row).call()
+            place = tf.TensorSpec([], tf.int64)
+            OnPS(device, self.mark_free, place, place).call(0, 1)
         self.rows = self._reserved([width], dtype, "rows", trainable=trainable)
-        self._slots: weakref.WeakValueDictionary[tuple[tf.DType, int], NamedVariable] = (
-            weakref.WeakValueDictionary()
-        )
+        self._slots: weakref.WeakValueDictionary[
+            tuple[tf.DType, int, int | None], NamedVariable
+        ] = weakref.WeakValueDictionary()
 
     def slot(self, terms: SlotTerms) -> NamedVariable:
         """Return the variable with the rows of a slot; it lives as long as a table has the slot."""
-        key = terms.dtype, terms.number
+        key = terms.dtype, terms.number, terms.width
         holder = self._slots.get(key)
         if holder is None:
-            holder = self._slots[key] = self._reserved([self._width], terms.dtype, "slots")
+            width = terms.width or self._width
+            holder = self._slots[key] = self._reserved([width], terms.dtype, "slots")
         return holder
 
     @property
@@ -200,24 +152,32 @@ class KeyPart:
 
     # What follows adds operations to a graph on the ps, and captures handles.
 
-    def _mark_no_row(self) -> tf.Tensor:
-        """Give place 0 the tag of no table."""
-        with tf.control_dependencies([self._write(self.tags, [0], [NO_TABLE])]):
-            return tf.constant(0)
+    def mark_free(self, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        """Give places that no row had the tag of no table."""
+        tags = tf.fill(tf.stack([count]), np.int32(NO_TABLE))
+        with tf.control_dependencies([self._write(self.tags, first + tf.range(count), tags)]):
+            return tf.identity(count)
 
     def look_up(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
         """Return the row of each key; of one that has none, the first row. Changes nothing."""
         # A row is complete before the index has its key.
         places, local = self.index.find(asked.keys), asked.table_of
         rows = self.store(self.rows).gather(places)
-        tags = self.store(self.tags).gather(places)
-        numbers = _of_tables([table.number for table in tables], local, np.int32)
-        is_missing = tf.not_equal(_table_in(tags), numbers)
+        numbers = of_tables([table.number for table in tables], local, np.int32)
+        if tables[0].region is None:
+            is_missing = tf.not_equal(table_in(self.store(self.tags).gather(places)), numbers)
+        else:
+            # The place may be given to another key meanwhile, which writes in the reverse order.
+            with tf.control_dependencies([rows]):
+                tags = self.store(self.tags).gather(places)
+            with tf.control_dependencies([tags]):
+                keys = self.store(self.keys).gather(places)
+            is_missing = tf.not_equal(table_in(tags), numbers) | tf.not_equal(keys, asked.keys)
         rows.set_shape([None, self._width])
 
         def filled() -> tf.Tensor:
             missing = tf.where(is_missing)[:, 0]
-            first = first_rows(tables, tf.gather(asked.keys, missing), _some(local, missing))
+            first = default_rows(tables, tf.gather(asked.keys, missing), some(local, missing))
             return tf.tensor_scatter_nd_update(rows, missing[:, None], first)
 
         found = tf.cond(tf.reduce_any(is_missing), filled, lambda: rows)
@@ -230,23 +190,51 @@ class KeyPart:
         rows = self.store(self.slot(slot)).gather(places)
         tags = self.store(self.tags).gather(places)
         begun = tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1))
-        has_begun = tf.equal(_table_in(tags), number) & (begun >= slot.number)
+        has_begun = tf.equal(table_in(tags), number) & (begun >= slot.number)
         return tf.where(has_begun[:, None], rows, tf.cast(slot.begins_as, slot.dtype))
 
-    def made(self, tables: Sequence[TableTerms], asked: AskedKeys) -> tf.Tensor:
+    def made(
+        self, tables: Sequence[TableTerms], asked: AskedKeys, *, is_push: bool = True
+    ) -> tf.Tensor:
         """Return the place of each key; make the rows that are missing. Call under the lock.
 
-        A row for which there is no room is not made, but counted; its place is 0.
+        A row for which there is no room is not made, but counted; its place is 0. A push uses the
+        rows, and gives up others in turn.
         """
         places = self.index.find_locked(asked.keys)
         tags = self.store(self.tags).gather(places)
-        complete = [table.number * 2**SLOT_BITS + _newest(table) for table in tables]
-        are_complete = tf.equal(tags, _of_tables(complete, asked.table_of, np.int32))
-        return tf.cond(
+        complete = [table.number * 2**SLOT_BITS + newest_of(table) for table in tables]
+        are_complete = tf.equal(tags, of_tables(complete, asked.table_of, np.int32))
+        made = tf.cond(
             tf.reduce_all(are_complete),
             lambda: tf.identity(places),
-            lambda: self._make_rows(tables, asked, places, tags),
+            lambda: self._make_admitted(tables, asked, places, tags, are_complete),
         )
+        # Tables that are asked for together are alike in this.
+        if not is_push or tables[0].eviction is None:
+            return made
+        with tf.control_dependencies([Push(self, tables, asked.which, places, made).settle()]):
+            return tf.identity(made)
+
+    def _make_admitted(
+        self,
+        tables: Sequence[TableTerms],
+        asked: AskedKeys,
+        places: tf.Tensor,
+        tags: tf.Tensor,
+        are_complete: tf.Tensor,
+    ) -> tf.Tensor:
+        """Do the same as `_make_rows`, without the rows of ids that are not admitted."""
+        if tables[0].admission is None:  # tables that are asked for together are alike in this
+            return self._make_rows(tables, asked, places, tags)
+        new = tf.where(tf.equal(places, 0))[:, 0]
+        is_admitted = admitted(self, tables, asked.some(new))
+        may_begin = tf.tensor_scatter_nd_update(~are_complete, new[:, None], is_admitted)
+        chosen = tf.where(may_begin)[:, 0]
+        made = self._make_rows(
+            tables, asked.some(chosen), tf.gather(places, chosen), tf.gather(tags, chosen)
+        )
+        return tf.tensor_scatter_nd_update(places, chosen[:, None], made)
 
     def _make_rows(
         self,
@@ -258,43 +246,36 @@ class KeyPart:
         """Make the rows that are missing, and begin the slots that a row has not begun."""
         keys, local = asked
         is_new = tf.equal(places, 0)
-        numbers = _of_tables([table.number for table in tables], local, np.int32)
+        numbers = of_tables([table.number for table in tables], local, np.int32)
         check = tf.debugging.Assert(
-            tf.reduce_all(is_new | tf.equal(_table_in(tags), numbers)),
+            tf.reduce_all(is_new | tf.equal(table_in(tags), numbers)),
             [MEETING],
         )
         with tf.control_dependencies([check]):
             begun = tf.where(is_new, -1, tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1)))
         new = tf.where(is_new)[:, 0]
-        new_local = _some(local, new)
-        new_places = self._new_places(tables, new, new_local)
-        places = tf.tensor_scatter_nd_update(places, new[:, None], new_places)
-        newest = _of_tables([_newest(table) for table in tables], local, np.int32)
-        writes = []
-        for slot, tables_with in _slots_of(tables).items():
-            # Of tables without the slot, rows are not due.
-            number = _of_tables(
-                [slot[1] if i in tables_with else -1 for i in range(len(tables))], local, np.int32
-            )
-            due = tf.where(begun < number)[:, 0]
-            values = _of_tables(
-                [tables_with.get(i, 0.0) for i in range(len(tables))],
-                _some(local, due),
-                slot[0].as_numpy_dtype,
-            )
-            values = tf.broadcast_to(
-                tf.reshape(values, [-1, 1]), tf.stack([tf.size(due), self._width])
-            )
-            writes.append(self._write(self._slots[slot], tf.gather(places, due), values))
+        new_local = some(local, new)
         new_keys = tf.gather(keys, new)
+        if tables[0].region is None:
+            new_places = self._new_places(tables, new, new_local)
+        else:
+            new_places = self._new_places_in_regions(tables, new_keys, new_local, places)
+        places = tf.tensor_scatter_nd_update(places, new[:, None], new_places)
+        newest = of_tables([newest_of(table) for table in tables], local, np.int32)
+        writes = self._begin_slots(tables, places, begun, local)
         first = first_rows(tables, new_keys, new_local)
         writes.append(self._write(self.rows, new_places, first))
-        writes.append(self._write(self.keys, new_places, new_keys))
+        if tables[0].usage is not None:
+            writes.append(begin_usage(self, tables, new_places, new_local))
+        # A pull that has found another key here reads the row, then the tag, and then the key.
+        with tf.control_dependencies([] if tables[0].region is None else writes):
+            writes.append(self._write(self.keys, new_places, new_keys))
         due = tf.where(begun < newest)[:, 0]
         new_tags = tf.broadcast_to(numbers * np.int32(2**SLOT_BITS) + newest, tf.shape(places))
         # Place 0 keeps its tag, by which a look-up sees that a row is missing.
         new_tags = tf.where(places > 0, new_tags, NO_TABLE)
-        writes.append(self._write(self.tags, tf.gather(places, due), tf.gather(new_tags, due)))
+        with tf.control_dependencies([] if tables[0].region is None else writes):
+            writes.append(self._write(self.tags, tf.gather(places, due), tf.gather(new_tags, due)))
         with tf.control_dependencies(writes):
             has_place = tf.where(new_places > 0)[:, 0]
             insert = self.index.insert(
@@ -303,16 +284,45 @@ class KeyPart:
         with tf.control_dependencies([insert]):
             return tf.identity(places)
 
+    def _begin_slots(
+        self,
+        tables: Sequence[TableTerms],
+        places: tf.Tensor,
+        begun: tf.Tensor,
+        local: tf.Tensor | None,
+    ) -> list[Any]:
+        """Begin the slots that rows have not begun.
+
+        Args:
+            begun: the number of the newest slot that each row has begun.
+        """
+        writes = []
+        for slot, tables_with in slots_of(tables).items():
+            # Of tables without the slot, rows are not due.
+            number = of_tables(
+                [slot[1] if i in tables_with else -1 for i in range(len(tables))], local, np.int32
+            )
+            due = tf.where(begun < number)[:, 0]
+            values = of_tables(
+                [tables_with.get(i, 0.0) for i in range(len(tables))],
+                some(local, due),
+                slot[0].as_numpy_dtype,
+            )
+            values = tf.broadcast_to(
+                tf.reshape(values, [-1, 1]), tf.stack([tf.size(due), slot[2] or self._width])
+            )
+            writes.append(self._write(self._slots[slot], tf.gather(places, due), values))
+        return writes
+
     def _new_places(
         self, tables: Sequence[TableTerms], new: tf.Tensor, local: tf.Tensor | None
     ) -> tf.Tensor:
         """Return places for new rows, 0 for those without room; count them."""
         count = tf.size(new, tf.int64)
         which = tf.zeros_like(new, tf.int32) if local is None else local
-        rows_of = [_HEADER + 2 * table.number for table in tables]
-        numbers = self.store(self.numbers).gather(
-            tf.constant([_TOP, _NUM_FREE, *rows_of], tf.int32)
-        )
+        rows_of = [place_of_field(table.number, Field.ROWS) for table in tables]
+        refused_of = [place_of_field(table.number, Field.REFUSED) for table in tables]
+        numbers = self.gather_numbers([TOP, NUM_FREE, *rows_of])
         top, num_free, held = numbers[0], numbers[1], numbers[2:]
         of_each = tf.math.unsorted_segment_sum(tf.ones_like(new), which, len(tables))
         # The rank of each new row among those of its table.
@@ -331,44 +341,74 @@ class KeyPart:
         made = tf.math.unsorted_segment_sum(tf.cast(has_room, tf.int64), which, len(tables))
         used = tf.reduce_sum(made) - from_free
         changes = tf.concat([tf.stack([used, -from_free]), made, of_each - made], 0)
-        at = [_TOP, _NUM_FREE, *rows_of, *(number + 1 for number in rows_of)]
         with tf.control_dependencies([given_back]):
-            add = tf.raw_ops.ResourceScatterAdd(
-                resource=self.numbers.handle, indices=tf.constant(at, tf.int32), updates=changes
-            )
+            add = self.add_to_numbers([TOP, NUM_FREE, *rows_of, *refused_of], changes)
         with tf.control_dependencies([add]):
             return tf.identity(places)
+
+    def _new_places_in_regions(
+        self,
+        tables: Sequence[TableTerms],
+        keys: tf.Tensor,
+        local: tf.Tensor | None,
+        touched: tf.Tensor,
+    ) -> tf.Tensor:
+        """Return places for new rows in the regions of their tables; replace rows where full."""
+        found = new_places(
+            tables,
+            self.gather_numbers,
+            self.store(self.free).gather,
+            self.store(self.tags).gather,
+            keys,
+            local,
+            touched,
+        )
+        replaced = self.store(self.keys).gather(found.replaced)
+        with tf.control_dependencies([found.places, replaced]):
+            taken = self.index.remove(replaced)
+            add = self.add_to_numbers(found.at, found.changes)
+        with tf.control_dependencies([taken, add]):
+            return tf.identity(found.places)
+
+    def gather_numbers(self, at: Sequence[int]) -> tf.Tensor:
+        """Return some of `numbers`."""
+        return self.store(self.numbers).gather(tf.constant(at, tf.int32))
+
+    def add_to_numbers(self, at: Sequence[int], changes: tf.Tensor) -> tf.Operation:
+        """Add to some of `numbers`. Call under the lock."""
+        return tf.raw_ops.ResourceScatterAdd(
+            resource=self.numbers.handle, indices=tf.constant(at, tf.int32), updates=changes
+        )
 
     def _write(self, holder: NamedVariable, places: tf.Tensor, rows: tf.Tensor) -> Any:
         return tf.raw_ops.ResourceScatterUpdate(
             resource=holder.handle, indices=places, updates=tf.cast(rows, holder.dtype)
         )
 
-    def counts(self, number: int) -> tf.Tensor:
-        """Return the number of rows of a table, and of those that it had no room for."""
-        first = _HEADER + 2 * number
-        return self.store(self.numbers).gather(tf.constant([first, first + 1], tf.int32))
-
-    def all_numbers(self) -> tf.Tensor:
-        """Return the value of `numbers`."""
-        return self.store(self.numbers).read(range(_HEADER + 2 * MOST_TABLES))
-
-    @staticmethod
-    def counted(numbers: np.ndarray, table: int) -> np.ndarray:
-        """Return the number of rows of a table, and of those refused, given `all_numbers`."""
-        return numbers[_HEADER + 2 * table : _HEADER + 2 * table + 2]
-
     def top(self) -> tf.Tensor:
-        """Return the first place that no row had yet."""
-        return self.store(self.numbers).gather(tf.constant([_TOP], tf.int32))[0]
+        """Return the first place that no row had yet, and that is in no region."""
+        return self.gather_numbers([TOP])[0]
 
-    def piece(self, number: int, first: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def span(self, holder: Holder) -> tf.Tensor:
+        """Return the first place that the rows of a table may have, and the end of these."""
+        if holder.region is None:
+            return tf.stack([tf.ones([], tf.int64), self.top()])
+        used = self.gather_numbers([place_of_field(holder.number, Field.USED)])[0]
+        return tf.stack([tf.zeros([], tf.int64), used]) + holder.region.first
+
+    def piece(self, holder: Holder, first: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Return the places of a table's rows among `count` places, and their ids."""
-        last = tf.minimum(first + count, self.top())
+        last = tf.minimum(first + count, self.span(holder)[1])
         tags = self.store(self.tags).gather(tf.range(first, tf.maximum(first, last)))
-        places = tf.where(tf.equal(_table_in(tags), number))[:, 0] + first
+        places = tf.where(tf.equal(table_in(tags), holder.number))[:, 0] + first
         keys = self.store(self.keys).gather(places)
-        return places, unmixed(keys) - salt_in_pool(number)
+        return places, unmixed(keys) - salt_in_pool(holder.number)
+
+    def remove_keys(self, holder: Holder, keys: tf.Tensor) -> tf.Tensor:
+        """Remove a table's rows of different keys; return how many there were. Under the lock."""
+        places = self.index.find_locked(keys)
+        is_there = tf.equal(table_in(self.store(self.tags).gather(places)), holder.number)
+        return self.remove_at([holder], tf.gather(places, tf.where(is_there)[:, 0]), None)
 
     def keys_between(self, first: tf.Tensor, last: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the places of a range that have rows, and their keys."""
@@ -378,80 +418,42 @@ class KeyPart:
 
     def num_keys(self) -> tf.Tensor:
         """Return the number of rows of all tables."""
-        top, num_free = tf.unstack(
-            self.store(self.numbers).gather(tf.constant([_TOP, _NUM_FREE], tf.int32)), 2
-        )
+        top, num_free = tf.unstack(self.gather_numbers([TOP, NUM_FREE]), 2)
         return top - 1 - num_free
 
-    def remove(self, number: int, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        """Remove the rows of a table among `count` places; return how many. Under the lock."""
-        return self._remove(number, self.piece(number, first, count)[0])
+    def remove_at(
+        self, holders: Sequence[Holder], places: tf.Tensor, local: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Remove the rows at some places; return how many there were. Call under the lock.
 
-    def remove_keys(self, number: int, keys: tf.Tensor) -> tf.Tensor:
-        """Remove a table's rows of different keys; return how many there were. Under the lock."""
-        places = self.index.find_locked(keys)
-        is_there = tf.equal(_table_in(self.store(self.tags).gather(places)), number)
-        return self._remove(number, tf.gather(places, tf.where(is_there)[:, 0]))
-
-    def num_without_row(self, number: int, keys: tf.Tensor) -> tf.Tensor:
-        """Return how many of some keys have no row in a table."""
-        tags = self.store(self.tags).gather(self.index.find(keys))
-        return tf.math.count_nonzero(tf.not_equal(_table_in(tags), number))
-
-    def _remove(self, number: int, places: tf.Tensor) -> tf.Tensor:
-        removed = tf.size(places, tf.int64)
-        header = self.store(self.numbers).gather(tf.constant([_NUM_FREE], tf.int32))
+        Args:
+            places: different places, table by table.
+            local: the index of the table of each, among `holders`; None if there is one table.
+        """
+        which = tf.zeros_like(places, tf.int32) if local is None else local
+        removed = tf.math.unsorted_segment_sum(tf.ones_like(places), which, len(holders))
+        position = tf.range(tf.size(places, tf.int64))
+        rows_of = [place_of_field(holder.number, Field.ROWS) for holder in holders]
+        if holders[0].region is None:
+            at = [NUM_FREE]
+            changes = [tf.reduce_sum(removed, keepdims=True), -removed]
+            position += self.gather_numbers(at)[0]
+        else:
+            free_of = [place_of_field(holder.number, Field.FREE) for holder in holders]
+            at = [NUM_FREE, *free_of]
+            changes = [tf.reduce_sum(removed, keepdims=True), removed, -removed]
+            starts = np.array([holder.region.first for holder in holders if holder.region])
+            starts = starts + self.gather_numbers(free_of) - tf.cumsum(removed, exclusive=True)
+            position += tf.gather(starts, which)
         keys = self.store(self.keys).gather(places)
-        with tf.control_dependencies([keys]):
+        with tf.control_dependencies([keys, position]):
             taken = self.index.remove(keys)
         with tf.control_dependencies([taken]):
             tags = tf.fill(tf.shape(places), np.int32(NO_TABLE))
             writes = [
                 self._write(self.tags, places, tags),
-                self._write(self.free, header[0] + tf.range(removed), places),
-                tf.raw_ops.ResourceScatterAdd(
-                    resource=self.numbers.handle,
-                    indices=tf.constant([_NUM_FREE, _HEADER + 2 * number], tf.int32),
-                    updates=tf.stack([removed, -removed]),
-                ),
+                self._write(self.free, position, places),
+                self.add_to_numbers([*at, *rows_of], tf.concat(changes, 0)),
             ]
         with tf.control_dependencies(writes):
-            return tf.identity(removed)
-
-
-def first_rows(tables: Sequence[TableTerms], keys: tf.Tensor, local: tf.Tensor | None) -> tf.Tensor:
-    """Return the first rows of keys of tables whose first rows are made alike."""
-    in_pool = _of_tables([salt_in_pool(table.number) for table in tables], local, np.int64)
-    salts = _of_tables([table.salt for table in tables], local, np.int64)
-    return tables[0].first_rows(unmixed(keys) - in_pool, salts)
-
-
-def _newest(table: TableTerms) -> int:
-    return table.slots[-1].number if table.slots else 0
-
-
-def _slots_of(
-    tables: Sequence[TableTerms],
-) -> dict[tuple[tf.DType, int], dict[int, float]]:
-    """Return the slots of tables, and for each the tables that have it, with what it begins as."""
-    slots: dict[tuple[tf.DType, int], dict[int, float]] = {}
-    for index, table in enumerate(tables):
-        for slot in table.slots:
-            slots.setdefault((slot.dtype, slot.number), {})[index] = slot.begins_as
-    return slots
-
-
-def _of_tables(values: Sequence[Any], local: tf.Tensor | None, dtype: Any) -> Any:
-    """Return the value of each key's table: one value if it is the same for all."""
-    numbers = np.array(values, dtype)
-    if local is None or (numbers == numbers[0]).all():
-        return numbers[0]
-    return tf.gather(tf.constant(numbers), local)
-
-
-def _some(values: tf.Tensor | None, indices: tf.Tensor) -> tf.Tensor | None:
-    return None if values is None else tf.gather(values, indices)
-
-
-def _table_in(tags: tf.Tensor) -> tf.Tensor:
-    return tf.bitwise.right_shift(tags, np.int32(SLOT_BITS))
+            return tf.reduce_sum(removed)

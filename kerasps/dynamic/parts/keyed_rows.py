@@ -10,11 +10,13 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.ids.first_rows import FirstRows
 from kerasps.dynamic.ids.keys import mixed, part_of
-from kerasps.dynamic.parts.key_part import (
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
+from kerasps.dynamic.parts.key_part import KeyPart
+from kerasps.dynamic.parts.terms import (
     AskedKeys,
-    KeyPart,
+    Holder,
+    Region,
     SlotTerms,
     TableTerms,
     salt_in_pool,
@@ -55,12 +57,16 @@ class TableRecord:
     Attributes:
         number: its number in the pool.
         name: its name in messages.
-        first_rows: makes its first rows.
-        salt: the salt of their seed.
+        rows_of_ids: how it begins.
         max_rows: the most rows; None for no limit.
         num_parts: the number of parts of the pool.
+        holder: the owner of its rows, as parts know it.
+        counts: the table of the counts of ids that may get rows; None if none are counted.
+        usage: the slot that has the use of each row; None without eviction.
+        counts_for: the table whose ids it counts; None for a table of rows.
         known_rows: the number of its rows in each part that was asked last, by its device.
-        made_per_second: how many more rows there were, by device, since they were counted before.
+        known_made: the number of those that were made, given up later or not, likewise.
+        made_per_second: the rows that were made, by device, since they were counted before.
         counted_at: when they were counted, on `time.monotonic`'s clock; 0.0 before.
         told_nearly: True if its user knows that it is nearly full.
         told_full: True if its user knows that it is full.
@@ -68,30 +74,36 @@ class TableRecord:
     """
 
     access: Any = None
+    counts: TableRecord | None = None
+    usage: SlotTerms | None = None
+    counts_for: TableRecord | None = None
 
     def __init__(
         self,
         number: int,
         name: str,
-        first_rows: FirstRows,
-        salt: np.int64,
-        max_rows: int | None,
+        rows_of_ids: RowsOfIds,
         num_parts: int,
+        region: Region | None = None,
     ) -> None:
         self.number, self.name = number, name
-        self.first_rows, self.salt = first_rows, salt
-        self.max_rows, self.num_parts = max_rows, num_parts
+        self.rows_of_ids, self.num_parts = rows_of_ids, num_parts
+        # Candidates beyond their region replace others.
+        replaces = region is not None and region.replaces
+        self.max_rows = None if replaces else rows_of_ids.max_rows
+        self.holder = Holder(number, region)
         self.known_rows: dict[str, int] = {}
+        self.known_made: dict[str, int] = {}
         self.made_per_second: dict[str, float] = {}
         self.counted_at = 0.0
         self.told_nearly = self.told_full = False
         self._slots: list[weakref.ref[KeyedStorage]] = []
         self._num_slots = 0
 
-    def new_slot(self, dtype: tf.DType, begins_as: float) -> SlotTerms:
+    def new_slot(self, dtype: tf.DType, begins_as: float, width: int | None = None) -> SlotTerms:
         """Return the terms of a new slot."""
         self._num_slots += 1
-        return SlotTerms(self._num_slots, dtype, begins_as)
+        return SlotTerms(self._num_slots, dtype, begins_as, width)
 
     def keep(self, slot: KeyedStorage) -> None:
         """Begin a slot with each new row for as long as the slot exists."""
@@ -104,7 +116,20 @@ class TableRecord:
         # Rounded down, so that all shares are at most `max_rows`.
         most = None if self.max_rows is None else max(1, self.max_rows // self.num_parts)
         slots = tuple(slot.terms for slot in alive if slot.terms is not None)
-        return TableTerms(self.number, self.first_rows, self.salt, most, slots)
+        begins = self.rows_of_ids
+        return TableTerms(
+            self.number,
+            begins.first_rows,
+            begins.salt,
+            most,
+            slots,
+            self.holder.region,
+            begins.admission,
+            None if self.counts is None else self.counts.terms,
+            begins.reads_zeros,
+            begins.eviction,
+            self.usage,
+        )
 
     def keys(self, ids: tf.Tensor) -> tf.Tensor:
         """Return the keys of ids, int64 of any shape."""
@@ -227,13 +252,16 @@ class KeyedStorage(ShardedStorage):
     def watched(self) -> list[Any]:
         raise no_gradient(self.name)
 
-    def add_slot(self, name: str, dtype: tf.DType, begins_as: float) -> KeyedStorage:
+    def add_slot(
+        self, name: str, dtype: tf.DType, begins_as: float, width: int | None = None
+    ) -> KeyedStorage:
         """Return the storage of a new slot of the table.
 
         Args:
             begins_as: the value of each element before the first update.
+            width: the number of elements of its rows. Default: that of the table.
         """
-        terms = self.table.new_slot(dtype, begins_as)
+        terms = self.table.new_slot(dtype, begins_as, width)
         rows = [
             KeyedRows(shard.part, self.table, shard.part.slot(terms), shard.pool, trainable=False)
             for shard in self.shards

@@ -16,8 +16,11 @@ import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import part_of
 from kerasps.dynamic.ids.rows_of_ids import check_different
-from kerasps.dynamic.parts.key_part import PIECE, AskedKeys, KeyPart, SlotTerms, TableTerms
+from kerasps.dynamic.parts.figures import figures_of, num_without_row
+from kerasps.dynamic.parts.giving_up import last_use, set_tick
+from kerasps.dynamic.parts.key_part import PIECE, KeyPart
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage
+from kerasps.dynamic.parts.terms import AskedKeys, Field, Holder, SlotTerms, TableTerms
 from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
 from kerasps.runtime.devices import COORDINATOR_CPU
@@ -42,20 +45,19 @@ class TableAccess:
         # Not the storage or the table, which keep this object alive.
         self._shards: tuple[KeyPart, ...] = tuple(rows.part for rows in storage.shards)
         self._mutex = storage.shards[0].pool.mutex
-        self._number = storage.table.number
+        self._holder = storage.table.holder
         self._makers: tuple[TableTerms, list[OnPS]] | None = None
 
     def sorted_ids(self) -> np.ndarray:
         """Return the ids of the table, ascending."""
         found = [np.zeros(0, np.int64)]
-        for top, read in self._id_readers:
-            num_places = int(top.call()[0])
-            found += [read.call(first, PIECE)[0] for first in range(1, num_places, PIECE)]
+        for span, read in self._id_readers:
+            found += [read.call(first, PIECE)[0] for first in called_range(span, PIECE)]
         return np.sort(np.concatenate(found))
 
     def num_rows(self) -> int:
         """Return the number of rows of the table, on all ps."""
-        return sum(int(num_rows) for num_rows, _ in call_on_each(self._counters))
+        return int(self.figures()[Field.ROWS])
 
     def num_without_row(self, located: Located) -> int:
         """Return how many of some ids have no row."""
@@ -70,7 +72,7 @@ class TableAccess:
         The place of a row that a part has no room for is 0.
         """
         # A file may have rows that are spread less evenly than `max_rows` is.
-        terms = replace(terms, max_rows=None)
+        terms = replace(terms, max_rows=None, admission=None)
         if self._makers is None or self._makers[0] != terms:
             self._makers = terms, [self._maker(part, terms) for part in self._shards]
         makers = self._makers[1]
@@ -84,42 +86,62 @@ class TableAccess:
             )
         )
 
-    def remove(self, located: Located) -> None:
-        """Remove rows."""
-        for part, keys in zip(located.parts, located.keys, strict=True):
-            self._removers[part].call(keys)
+    def remove(self, located: Located) -> int:
+        """Remove rows; return how many there were."""
+        return sum(
+            int(self._removers[part].call(keys)[0])
+            for part, keys in zip(located.parts, located.keys, strict=True)
+        )
+
+    def figures(self) -> np.ndarray:
+        """Return the numbers of the table, summed over its parts, `[len(Field)]`."""
+        fields: np.ndarray = np.stack(call_on_each(self._counters)).sum(0)
+        return fields
+
+    def set_ticks(self, usage: SlotTerms) -> None:
+        """Let the ticks of all parts go on from the last use of a row that was loaded."""
+        place, mutex, holder = tf.TensorSpec([], tf.int64), self._mutex, self._holder
+        last = 0
+        for part in self._shards:
+            read = OnPS(part.device, functools.partial(last_use, part, holder, usage), place, place)
+            places = called_range(spanning(part, holder), PIECE)
+            last = max([last, *(int(read.call(first, PIECE)[0]) for first in places)])
+        for part in self._shards:
+            write = functools.partial(set_tick, part, holder)
+            OnPS(part.device, write, place, mutex=mutex(part.device)).call(last)
 
     @functools.cached_property
     def _counters(self) -> list[OnPS]:
-        number = self._number
-        return [OnPS(p.device, functools.partial(p.counts, number)) for p in self._shards]
+        number = self._holder.number
+        return [OnPS(p.device, functools.partial(figures_of, p, number)) for p in self._shards]
 
     @functools.cached_property
     def _missing(self) -> list[OnPS]:
-        spec, number = tf.TensorSpec([None], tf.int64), self._number
+        spec, number = tf.TensorSpec([None], tf.int64), self._holder.number
         return [
-            OnPS(p.device, functools.partial(p.num_without_row, number), spec) for p in self._shards
+            OnPS(p.device, functools.partial(num_without_row, p, number), spec)
+            for p in self._shards
         ]
 
     @functools.cached_property
     def _id_readers(self) -> list[tuple[OnPS, OnPS]]:
-        spec, number = tf.TensorSpec([], tf.int64), self._number
+        spec, holder = tf.TensorSpec([], tf.int64), self._holder
 
         def reader(part: KeyPart) -> OnPS:
             def read(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-                return part.piece(number, first, count)[1]
+                return part.piece(holder, first, count)[1]
 
             return OnPS(part.device, read, spec, spec)
 
-        return [(OnPS(part.device, part.top), reader(part)) for part in self._shards]
+        return [(spanning(part, holder), reader(part)) for part in self._shards]
 
     @functools.cached_property
     def _removers(self) -> list[OnPS]:
-        spec, number = tf.TensorSpec([None], tf.int64), self._number
+        spec, holder = tf.TensorSpec([None], tf.int64), self._holder
 
         def remover(part: KeyPart) -> OnPS:
             def remove(keys: tf.Tensor) -> tf.Tensor:
-                return part.remove_keys(number, keys)
+                return part.remove_keys(holder, keys)
 
             return OnPS(part.device, remove, spec, mutex=self._mutex(part.device))
 
@@ -127,7 +149,7 @@ class TableAccess:
 
     def _maker(self, part: KeyPart, terms: TableTerms) -> OnPS:
         def make(keys: tf.Tensor) -> tf.Tensor:
-            return part.made([terms], AskedKeys(keys))
+            return part.made([terms], AskedKeys(keys), is_push=False)
 
         spec = tf.TensorSpec([None], tf.int64)
         return OnPS(part.device, make, spec, mutex=self._mutex(part.device))
@@ -178,21 +200,20 @@ class RowAccess:
         """The bytes of a row."""
         return self.width * int(self.dtype.size)
 
-    def num_rows(self) -> int:
-        """Return the number of rows of the table, on all ps."""
-        return self._table.num_rows()
-
     def sorted_ids(self) -> np.ndarray:
         """Return the ids of the table, ascending."""
         return self._table.sorted_ids()
+
+    def figures(self) -> np.ndarray:
+        """Return the numbers of the table, summed over all ps, `[len(Field)]`."""
+        return self._table.figures()
 
     def items(self, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Iterate over pieces of the ids that there are, and their rows, in no order."""
         batch = min(PIECE, batch)
         for rows in self._shards:
             read = _reader(rows)
-            (top,) = OnPS(rows.device, rows.part.top).call()
-            for first in range(1, int(top), batch):
+            for first in called_range(spanning(rows.part, rows.table.holder), batch):
                 ids, values = read.call(first, batch)
                 if len(ids):
                     yield ids, values
@@ -257,6 +278,13 @@ class RowAccess:
             self._check_room(num_rows - len(ids) + num_new)
         self.write(ids, rows)
 
+    def remove(self, ids: np.ndarray) -> int:
+        """Remove the rows of different ids, with their slots; return how many there were."""
+        if not self._takes_values:
+            return 0
+        starts = range(0, len(ids), PIECE)
+        return sum(self._table.remove(self._locate(ids[i : i + PIECE])) for i in starts)
+
     def replace(self, ids: np.ndarray, rows: Any) -> None:
         """Set the rows of different ids, and remove all others. See `finish`.
 
@@ -291,9 +319,10 @@ class RowAccess:
             begins_as = np.full([1, self.width], self._slot.begins_as, self.dtype.as_numpy_dtype)
             for piece in pieces_of(len(others), self.row_bytes):
                 self.write(others[piece.start : piece.stop], np.repeat(begins_as, len(piece), 0))
+            if self._slot == self._record.usage:
+                self._table.set_ticks(self._slot)
             return
-        for start in range(0, len(others), PIECE):
-            self._table.remove(self._locate(others[start : start + PIECE]))
+        self.remove(others)
 
     def _check_room(self, num_rows: int) -> None:
         most = self._record.max_rows
@@ -328,7 +357,8 @@ class RowAccess:
         places = self._table.make(self._record.terms, located)
         for part, here in zip(located.parts, places, strict=True):
             num_missing = int(np.sum(here == 0))
-            if num_missing:
+            # Candidates without room replace others or none.
+            if num_missing and self._record.counts_for is None:
                 shard = self._shards[part]
                 raise InputError(
                     f"A ps has no room for all rows of the table '{self._record.name}'. Expected: "
@@ -364,11 +394,22 @@ def access_to(storage: KeyedStorage) -> RowAccess:
     return access
 
 
+def spanning(part: KeyPart, holder: Holder) -> OnPS:
+    """Return a function that returns the first place of a table's rows, and the end of these."""
+    return OnPS(part.device, functools.partial(part.span, holder))
+
+
+def called_range(span: OnPS, step: int) -> range:
+    """Return every `step`-th place of a table, given its `spanning`."""
+    first, end = (int(number) for number in span.call()[0])
+    return range(first, end, step)
+
+
 def _reader(rows: KeyedRows) -> OnPS:
     """Return a function from a range of places to the ids and rows of a table there."""
 
     def read(first: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-        places, ids = rows.part.piece(rows.table.number, first, count)
+        places, ids = rows.part.piece(rows.table.holder, first, count)
         return [ids, rows.store.gather(places)]
 
     spec = tf.TensorSpec([], tf.int64)

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from kerasps.dynamic.parts.figures import all_figures
 from kerasps.dynamic.parts.key_part import KeyPart
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, TableRecord
-from kerasps.dynamic.tables.table import KeyedVariable
+from kerasps.dynamic.parts.terms import Field
+from kerasps.dynamic.tables.table import KeyedVariable, has_rows
 from kerasps.runtime.on_ps import OnPS, call_on_each
 
 _LOGGER = logging.getLogger("kerasps")
@@ -20,6 +23,8 @@ _LOGGER = logging.getLogger("kerasps")
 # The share of the rows that a table may have from which on it is nearly full.
 NEARLY_FULL = 0.9
 
+# Their sum is the number of rows that were made, but for those that were removed by hand.
+_MADE = (Field.ROWS, Field.EVICTED)
 # Functions that read the numbers of a part, for as long as it exists.
 _READERS: weakref.WeakKeyDictionary[KeyPart, OnPS] = weakref.WeakKeyDictionary()
 # The parts with rows of the tables that steps use.
@@ -41,7 +46,7 @@ class GrowingRows:
 
     @property
     def made_per_second(self) -> float:
-        """The increase in a second, between the last two counts."""
+        """The rows that were made in a second, between the last two counts."""
         return self._made.get(self._device, 0.0)
 
 
@@ -69,7 +74,7 @@ def count_rows(variables: Iterable[keras.Variable]) -> None:
         {
             variable.storage.table: [rows.part for rows in variable.storage.shards]
             for variable in variables
-            if isinstance(variable, KeyedVariable) and variable.rows_of_ids is not None
+            if isinstance(variable, KeyedVariable) and has_rows(variable)
         }
     )
 
@@ -78,25 +83,33 @@ def _count(tables: Mapping[TableRecord, Sequence[KeyPart]]) -> None:
     parts = list(dict.fromkeys(part for of_table in tables.values() for part in of_table))
     if not parts:
         return
-    numbers = dict(zip(parts, call_on_each([_reader(part) for part in parts]), strict=True))
+    most = max(table.number for table in tables) + 1
+    figures = dict(zip(parts, call_on_each([_reader(part) for part in parts], most), strict=True))
     now = time.monotonic()
     for table, of_table in tables.items():
-        of_parts = np.array([part.counted(numbers[part], table.number) for part in of_table])
+        of_parts = np.array([figures[part][table.number] for part in of_table])
         seconds = now - table.counted_at
-        for part, count in zip(of_table, of_parts[:, 0].tolist(), strict=True):
-            made = count - table.known_rows.get(part.device, 0)
+        for part, fields in zip(of_table, of_parts.tolist(), strict=True):
+            # As many as there are more, and those for which others were given up.
+            made = sum(fields[i] for i in _MADE) - table.known_made.get(part.device, 0)
             if table.counted_at:
                 table.made_per_second[part.device] = max(0, made) / max(seconds, 1e-3)
-            table.known_rows[part.device] = count
+            table.known_rows[part.device] = fields[Field.ROWS]
+            table.known_made[part.device] = sum(fields[i] for i in _MADE)
         table.counted_at = now
-        _warn(table, *of_parts.sum(0))
+        of_all = of_parts.sum(0)
+        _warn(table, of_all[Field.ROWS], of_all[Field.REFUSED])
 
 
 def _reader(part: KeyPart) -> OnPS:
     if part not in _READERS:
         # It must not keep the part alive, whose end ends its resources.
         known = weakref.ref(part)
-        _READERS[part] = OnPS(part.device, lambda: known().all_numbers())  # type: ignore[union-attr]
+        _READERS[part] = OnPS(
+            part.device,
+            lambda num_tables: all_figures(known(), num_tables),  # type: ignore[arg-type]
+            tf.TensorSpec([], tf.int32),
+        )
     return _READERS[part]
 
 
@@ -114,6 +127,7 @@ def _warn(table: TableRecord, num_rows: int, num_refused: int) -> None:
         )
     elif (
         table.max_rows is not None
+        and table.rows_of_ids.eviction is None
         and num_rows >= NEARLY_FULL * table.max_rows
         and not table.told_nearly
     ):

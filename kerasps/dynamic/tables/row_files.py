@@ -139,14 +139,16 @@ class TableRows:
         return np.asarray(self._find_rows(self._ids), dtype)
 
 
-def save_table(store: Any, table: VariableById) -> None:
-    """Write a table into two entries of Keras's weights file.
+def save_table(
+    store: Any, table: VariableById, *, ids_name: str = "ids", rows_name: str = "rows"
+) -> None:
+    """Write a table, or a slot, into two entries of Keras's weights file.
 
     Args:
         store: what Keras passes to `save_own_variables`.
     """
     ids = table.sorted_ids()
-    store["ids"], store["rows"] = ids, TableRows(table.find_rows, ids)
+    store[ids_name], store[rows_name] = ids, TableRows(table.find_rows, ids)
 
 
 def value_of(access: RowAccess, name: str) -> RowsById:

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from kerasps import _compat
 from kerasps.dynamic.ids.keys import part_of
-from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
-from kerasps.dynamic.parts.key_part import AskedKeys
+from kerasps.dynamic.ids.rows_of_ids import CountsOfIds, RowsOfIds, UsageOfRows
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage, no_gradient
+from kerasps.dynamic.parts.terms import AskedKeys, Field
 from kerasps.dynamic.tables.row_access import RowAccess, access_to
 from kerasps.dynamic.tables.row_files import (
     RowsById,
@@ -61,6 +61,10 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     def begin_slot(self, table: KeyedStorage, initializer: Any) -> None:
         """Make the storage of a slot of a table."""
         self.wire_dtype = dtype = tf.as_dtype(self._dtype)
+        if isinstance(initializer, UsageOfRows):
+            self._value = table.add_slot(self.path, dtype, 0.0, initializer.num_columns)
+            table.table.usage = self._value.terms
+            return
         self._value = table.add_slot(self.path, dtype, _constant_of(initializer, self.path))
 
     @property
@@ -70,7 +74,18 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     @property
     def num_rows(self) -> int:
         """The number of rows that there are, over all ps."""
-        return self.access.num_rows()
+        return self.figures["rows"]
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """The numbers of `DynamicEmbedding.figures`, without that of candidates."""
+        fields = self.access.figures()
+        return {
+            "rows": int(fields[Field.ROWS]),
+            "refused_for_room": int(fields[Field.REFUSED]),
+            "refused_by_admission": int(fields[Field.DROPPED]),
+            "evicted": int(fields[Field.EVICTED]),
+        }
 
     def bytes_by_ps(self) -> list[int]:
         """Return the bytes of its rows and their slots on each ps, when they were last counted."""
@@ -80,8 +95,11 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     @property
     def row_bytes(self) -> int:
         """The bytes of a row and its slots."""
-        sizes = [int(slot.dtype.size) for slot in self._value.table.terms.slots]
-        return int(self._value.shape[1]) * (int(self._value.dtype.size) + sum(sizes))
+        width = int(self._value.shape[1])
+        of_slots = (
+            int(slot.dtype.size) * (slot.width or width) for slot in self._value.table.terms.slots
+        )
+        return width * int(self._value.dtype.size) + sum(of_slots)
 
     def take(self, ids: tf.Tensor, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows of ids; a step makes those that it updates.
@@ -197,7 +215,7 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: object) -> Any:
         children = super()._trackable_children(save_type, **kwargs)
         replacing = getattr(current_phase(), "table", None)
-        if save_type != "savedmodel" or self.rows_of_ids is None or replacing is None:
+        if save_type != "savedmodel" or not has_rows(self) or replacing is None:
             return children
         return {**children, "table": replacing(self)}
 
@@ -214,6 +232,12 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
         del object_map
         raise not_later(self.path)
+
+
+def has_rows(variable: object) -> bool:
+    """Return True for a table of rows, False for a slot or the counts of candidates."""
+    begins = variable.rows_of_ids if isinstance(variable, KeyedVariable) else None
+    return begins is not None and not isinstance(begins, CountsOfIds)
 
 
 def _without_gradient(rows: tf.Tensor, name: str) -> tf.Tensor:

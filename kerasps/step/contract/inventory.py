@@ -109,6 +109,8 @@ class Inventory:
                 variables in the same way; None for none.
         """
         for variable in variables:
+            if not variable.has_whole_value and variable.name != TABLE_NAME:
+                continue  # what a ps keeps beside a table, which no step reads
             if known is None:
                 if self.may_be_table(variable) and _is_read_by_rows(variable):
                     self.add_table(variable, 1)

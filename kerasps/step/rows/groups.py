@@ -243,7 +243,12 @@ def _place_of(table: ParameterServerVariable) -> tuple[int, int]:
 def _kind_of_keys(table: ParameterServerVariable) -> tuple[Hashable, ...]:
     """Return what tables without a vocabulary must have in common to be one group."""
     first = table.shards[0]
-    return (first.pool.number, first.table.first_rows) if isinstance(first, KeyedRows) else ()
+    if not isinstance(first, KeyedRows):
+        return ()
+    begins = first.table.rows_of_ids
+    order = None if begins.eviction is None else begins.eviction.order
+    how = type(begins.admission).__name__, begins.reads_zeros, order
+    return (first.pool.number, begins.first_rows, *how)
 
 
 def _run_sizes(members: Sequence[Sequence[tf.Variable | PooledRows]]) -> tuple[int, ...]:

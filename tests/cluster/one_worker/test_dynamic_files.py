@@ -41,9 +41,10 @@ def tables_of(model):
 
 
 def clear(model):
-    """Removes all rows."""
-    for table in tables_of(model):
-        table.assign(RowsById(np.zeros(0, np.int64), np.zeros((0, table.shape[1]), "float32")))
+    """Removes all rows, and all counts of ids without rows."""
+    for table in (weight for weight in model.weights if not weight.has_whole_value):
+        empty = np.zeros((0, table.shape[1]), table.dtype)
+        table.assign(RowsById(np.zeros(0, np.int64), empty))
 
 
 def checkpoint_of(model):
