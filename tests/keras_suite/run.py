@@ -160,6 +160,8 @@ def run_files(
         str(root),
         "-p",
         "suite_plugin",
+        # To quote the source of a failed test, pytest parses it, which may raise in Python 3.11.
+        "--tb=native",
     ]
     # Where one file cannot be imported, for want of a package, the others run.
     command += ["--continue-on-collection-errors"]
