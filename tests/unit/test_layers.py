@@ -101,7 +101,7 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 5260,
+    "dynamic": 5270,
     "layers": 1250,
     "inputs": 2460,
     "step": 12160,

@@ -81,14 +81,13 @@ def new_places(
     fresh = tf.where(
         is_given_back, tf.cast(given_back, tf.int64), first + used_of + rank - from_free_of
     )
-    drawn = is_replaced = None
-    replaced = tf.zeros_like(made)
+    drawn, leaving, replaced = tf.zeros_like(rank), None, tf.zeros_like(made)
     if all(table.region.replaces for table in tables if table.region):
         position = drawn_positions(keys, rank - room_of, over_of, used_of)
-        drawn = tf.where(~has_room & (position >= 0), first + position, tf.zeros_like(rank))
-        names = of_tables([table.number for table in tables], local, np.int32)
-        is_replaced = (drawn > 0) & tf.equal(table_in(tags(drawn)), names) & ~_among(drawn, touched)
+        drawn = tf.where(~has_room & (position >= 0), first + position, drawn)
+        is_replaced = _may_be_replaced(tables, tags, drawn, local, touched)
         drawn = tf.where(is_replaced, drawn, tf.zeros_like(rank))
+        leaving = tf.boolean_mask(drawn, is_replaced)
         replaced = tf.math.unsorted_segment_sum(tf.cast(is_replaced, tf.int64), which, len(tables))
     added = {
         Field.ROWS: made,
@@ -100,9 +99,20 @@ def new_places(
     }
     at = [NUM_FREE, *(place_of_field(t.number, field) for field in added for t in tables)]
     changes = tf.concat([-tf.reduce_sum(made, keepdims=True), *added.values()], 0)
-    places = tf.where(has_room, fresh, tf.zeros_like(rank) if drawn is None else drawn)
-    leaving = None if drawn is None else tf.boolean_mask(drawn, is_replaced)
-    return NewPlaces(places, leaving, at, changes)
+    return NewPlaces(tf.where(has_room, fresh, drawn), leaving, at, changes)
+
+
+def _may_be_replaced(
+    tables: Sequence[TableTerms],
+    tags: tf.Tensor,
+    drawn: tf.Tensor,
+    local: tf.Tensor | None,
+    touched: tf.Tensor,
+) -> tf.Tensor:
+    """Return whether each drawn place has a row of its table that is not in use."""
+    names = of_tables([table.number for table in tables], local, np.int32)
+    is_own = tf.equal(table_in(tags(drawn)), names)
+    return (drawn > 0) & is_own & ~_among(drawn, touched)
 
 
 def drawn_positions(
