@@ -89,7 +89,7 @@ class RowAccess:
 
     def some_norms(self, most: int) -> np.ndarray:
         """Return the norms of rows at up to `most` places of each part, drawn at random."""
-        return np.concatenate([_sampler(rows).call(most)[0] for rows in self._shards])
+        return np.concatenate([sample.call(most)[0] for sample in self._samplers])
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows of ids, `[len(ids), width]`; an id without a row has its first one."""
@@ -249,6 +249,10 @@ class RowAccess:
             )
 
         persist(write)  # rows that are written twice are the same
+
+    @functools.cached_property
+    def _samplers(self) -> list[OnPS]:
+        return [_sampler(rows) for rows in self._shards]
 
     @functools.cached_property
     def _finders(self) -> list[OnPS]:
