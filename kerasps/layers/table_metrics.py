@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ class TableMetrics(keras.callbacks.Callback):
     """Adds the figures of tables without a vocabulary to the logs of each epoch.
 
     Callbacks later in the list, `History` too, get these numbers for each `DynamicEmbedding`, as
-    `<layer>_<number>`. They are sums over all ps and workers.
+    `<layer>_<number>`. They are sums over all ps and workers. If layers share a name, the second
+    one is `<layer>_1`, and so on.
 
     - `rows`, and `share_of_max_rows` if the layer has `max_rows`.
     - `inserted`, `evicted`, `dropped`: in this epoch, the rows that were made, the rows that were
@@ -49,14 +51,14 @@ class TableMetrics(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: object = None) -> None:
         """Note the figures of earlier trainings."""
-        self._before = {layer.name: layer.figures() for layer in self._layers()}
+        self._before = {name: layer.figures() for name, layer in self._layers().items()}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add to `logs`."""
-        for layer in self._layers():
+        for of_layer, layer in self._layers().items():
             figures = layer.figures()
-            before = self._before.get(layer.name, {})
-            self._before[layer.name] = figures
+            before = self._before.get(of_layer, {})
+            self._before[of_layer] = figures
             found = _of_epoch(figures, before, has_eviction=layer.eviction is not None)
             if layer.max_rows is not None:
                 found["share_of_max_rows"] = found["rows"] / layer.max_rows
@@ -65,11 +67,17 @@ class TableMetrics(keras.callbacks.Callback):
                 quartiles = np.percentile(norms if len(norms) else np.nan, (25, 50, 75)).tolist()
                 found.update(zip(("norm_25", "norm_50", "norm_75"), quartiles, strict=True))
             if logs is not None:
-                logs.update({f"{layer.name}_{name}": value for name, value in found.items()})
+                logs.update({f"{of_layer}_{name}": value for name, value in found.items()})
 
-    def _layers(self) -> list[DynamicEmbedding]:
-        layers = self.model._flatten_layers()
-        return [layer for layer in layers if isinstance(layer, DynamicEmbedding) and layer.built]
+    def _layers(self) -> dict[str, DynamicEmbedding]:
+        """Return the tables by their names in the logs."""
+        found: dict[str, DynamicEmbedding] = {}
+        for layer in self.model._flatten_layers():
+            if isinstance(layer, DynamicEmbedding) and layer.built:
+                same = (f"{layer.name}_{number}" for number in itertools.count(1))
+                name = next(n for n in itertools.chain([layer.name], same) if n not in found)
+                found[name] = layer
+        return found
 
 
 def _of_epoch(

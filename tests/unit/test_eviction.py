@@ -131,3 +131,19 @@ def test_metrics_of_tables_in_one_process():
     assert logs["t_norm_50"][1] > 0
     with pytest.raises(TypeError, match="`sample` of TableMetrics"):
         kerasps.TableMetrics("all")
+
+
+def test_tables_of_one_name_have_figures_of_their_own():
+    def tower(name):
+        ids = keras.Input((), dtype="int64")
+        return keras.Model(ids, DynamicEmbedding(4, max_rows=50, name="items")(ids), name=name)
+
+    towers, ids = [tower(name) for name in "ab"], [keras.Input((), dtype="int64") for _ in "ab"]
+    rows = [of_one(each) for of_one, each in zip(towers, ids, strict=True)]
+    model = keras.Model(ids, keras.layers.Dot(1)(rows))
+    model.compile("sgd", "mse")
+    x = [np.arange(40), np.arange(40) // 4]
+    callbacks = [kerasps.TableMetrics()]
+    logs = model.fit(x, np.ones(40), epochs=2, verbose=0, callbacks=callbacks).history
+    assert (logs["items_rows"], logs["items_inserted"]) == ([40, 40], [40, 0])
+    assert (logs["items_1_rows"], logs["items_1_inserted"]) == ([10, 10], [10, 0])

@@ -102,7 +102,7 @@ LINES = {
     "cluster": 6360,
     "variables": 5420,
     "dynamic": 5270,
-    "layers": 1350,
+    "layers": 1360,
     "inputs": 2460,
     "step": 12160,
     "training": 7120,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7570,
     "root": 3180,
-    "tests": 54370,
+    "tests": 54390,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
