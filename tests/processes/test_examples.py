@@ -6,7 +6,6 @@ and deep, record files and a custom loop.
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shlex
@@ -194,20 +193,3 @@ def test_digits_are_read_and_evaluated_beside_the_training(tmp_path: Path) -> No
     assert figure(EVALUATED, errors) > 0.85
     assert "[evaluator] SidecarEvaluator: epoch-06.weights.h5 at iteration 300: " in errors
     assert (tmp_path / "best.keras").exists()
-
-
-@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
-def test_example_is_short(example: str) -> None:
-    text = (EXAMPLES / example).read_text()
-    told = {
-        line
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        for line in range(node.lineno, node.end_lineno + 1)
-    }
-    code = [
-        line
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.strip() and not line.strip().startswith("#") and number not in told
-    ]
-    assert len(code) < 80

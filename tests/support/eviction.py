@@ -45,7 +45,7 @@ class ModelOfPart:
             self._expire()
         low = max(int(self.eviction.low * self.most), self.least)
         is_turn = self.tick % EVERY == 0
-        if is_turn or len(self.places) > (low + self.most) // 2:
+        if is_turn or len(self.places) + num_made > (low + self.most) // 2:
             most = 2 * num_made * (EVERY if is_turn else 1) + MORE
             self._give_up(min(max(len(self.places) - low, 0), most), norm_of)
 

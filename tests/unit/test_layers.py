@@ -551,3 +551,22 @@ def test_strategies_hosts_and_models_have_types():
     found = [name for tree in TREES.values() for name in any_parameters(tree)]
     named = ("(strategy)", "(host)", "(model)", "(inputs)", "(optimizer)", "(graph)")
     assert [name for name in found if name.endswith(named)] == []
+
+
+@pytest.mark.parametrize(
+    "example", sorted(path.name for path in (REPOSITORY / "examples").glob("*.py"))
+)
+def test_example_is_short(example: str) -> None:
+    text = (REPOSITORY / "examples" / example).read_text()
+    told = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, node.end_lineno + 1)
+    }
+    code = [
+        line
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip() and not line.strip().startswith("#") and number not in told
+    ]
+    assert len(code) < 80

@@ -19,10 +19,10 @@ class Eviction:
     """Gives up rows of a table, a few in each step, so that new ids find room in `max_rows`.
 
     When a table has more than `low * max_rows` rows, every eighth step gives up as many rows as
-    were made since, and up to 64 more. Halfway from there to `max_rows`, each step does. For each
-    row to give up it draws 64, and takes the first of them in `order`. So the mean rank of a victim
-    in that order is 1/65 of the rows. A step never gives up the rows that it updates. An id that
-    comes again begins anew, with its first row.
+    were made since, and up to 64 more. Each step does if another one with as many new rows would
+    pass halfway from there to `max_rows`. For each row to give up it draws 64, and takes the first
+    of them in `order`. So the mean rank of a victim in that order is 1/65 of the rows. A step never
+    gives up the rows that it updates. An id that comes again begins anew, with its first row.
 
     ```python
     layer = kerasps.layers.DynamicEmbedding(

@@ -105,7 +105,8 @@ class Push:
         is_turn = tf.equal(self._ticks % _EVERY, 0)
         most = 2 * self._made * tf.where(is_turn, np.int64(_EVERY), 1) + _MORE
         over = tf.clip_by_value(self._rows - low, 0, most)
-        return tf.where(is_turn | (self._rows > near), over, 0)
+        # Near enough that another push of as many rows passes halfway.
+        return tf.where(is_turn | (self._rows + self._made > near), over, 0)
 
     def _at(self, *fields: Field) -> list[int]:
         return [place_of_field(table.number, field) for field in fields for table in self._tables]
