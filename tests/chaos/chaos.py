@@ -128,6 +128,7 @@ def main():
         command = [sys.executable, "-m", "kerasps", "launch", "--num-workers=2"]
         command += [f"--num-ps={args.num_ps}", "--max-restarts=100000", str(TRAINING), name]
         command += [args.optimizer, str(args.steps_per_execution), args.strategy]
+        command += ["figures"] if args.kill == "worker" else []
         launcher = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

@@ -1,12 +1,15 @@
 """A training of which every result is known, whatever dies; run by chaos.py under `kerasps launch`.
 
-    python training.py FOLDER OPTIMIZER STEPS_PER_EXECUTION ARGUMENTS
+    python training.py FOLDER OPTIMIZER STEPS_PER_EXECUTION ARGUMENTS [figures]
 
 It goes on until the file `enough` is in the folder, and then to the end of its pass. What it adds
 up to is known in advance. With SGD, a learning rate of 1 and gradients of 1, the dense weight is
 the number of its updates, and a row of a table how often its id was seen. With Adam and gradients
 of 1, the slots follow from the number of updates alone. Tables without a vocabulary meet new ids in
-every other pass. `ARGUMENTS` are those of the strategy, as JSON.
+every other pass. One of them gives up rows for these, and keeps of each row how often it was
+updated; one has rows for ids that came twice. `ARGUMENTS` are those of the strategy, as JSON. With
+`figures` behind them, the figures of tables are compared, too: no ps, and no coordinator, may be
+lost then.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import tensorflow as tf
 import kerasps
 
 NUM_IDS, BATCH, STEPS = 2400, 4, 600
+MOST_ROWS = 1200
 # An odd number, by which small numbers come anywhere in int64.
 SPREAD = -7046029254386353131
 
@@ -34,7 +38,8 @@ class Counting(keras.Model):
     """A dense weight, tables, and how often each id was seen.
 
     `table` has a row for each id, `users` and `words` have one for each id and two passes. Those of
-    `words` come in bags of two, with a word that all batches of two passes have.
+    `words` come in bags of two, with a word that all batches of two passes have. `recent` has half
+    of the rows of `users`, and `twice` those whose ids came a second time.
     """
 
     def __init__(self):
@@ -46,10 +51,16 @@ class Counting(keras.Model):
         self.table.build(())
         self.users = kerasps.layers.DynamicEmbedding(1, "zeros", name="users")
         self.words = kerasps.layers.DynamicEmbedding(1, "zeros", combiner="sum", name="words")
+        eviction = kerasps.layers.Eviction("lfu", low=0.8)
+        self.recent = kerasps.layers.DynamicEmbedding(
+            1, "zeros", max_rows=MOST_ROWS, eviction=eviction, name="recent"
+        )
+        admission = kerasps.layers.CountAdmission(2)
+        self.twice = kerasps.layers.DynamicEmbedding(1, "zeros", admission=admission, name="twice")
         self.seen = self.add_weight(
             shape=(NUM_IDS,), initializer="zeros", trainable=False, name="seen"
         )
-        for table in (self.users, self.words):
+        for table in (self.users, self.words, self.recent, self.twice):
             table.build()
         self.built = True
 
@@ -63,7 +74,9 @@ class Counting(keras.Model):
         weights = tf.tile([[1.0, 1.0 / BATCH]], [tf.shape(ids)[0], 1])
         with tf.GradientTape() as tape:
             loss = -self.dense - tf.reduce_sum(self.table(ids))
-            loss -= tf.reduce_sum(self.users(users))
+            loss -= sum(
+                tf.reduce_sum(table(users)) for table in (self.users, self.recent, self.twice)
+            )
             loss -= tf.reduce_sum(self.words(words, weights=weights))
         variables = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
@@ -86,9 +99,9 @@ def words_of(users):
 class Batches(keras.callbacks.Callback):
     """Sees to the end, and keeps what is not as it should be at the end of a pass."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *, has_figures):
         super().__init__()
-        self.folder = folder
+        self.folder, self.has_figures = folder, has_figures
 
     def on_epoch_end(self, epoch, logs=None):
         passes = epoch + 1
@@ -99,6 +112,8 @@ class Batches(keras.callbacks.Callback):
             "batches": float(logs["batches"]) - 1.0,
             **slots(model, steps, passes),
         }
+        if self.has_figures:
+            found |= figures(model, steps, passes)
         wrong = {name: value for name, value in found.items() if abs(value) > 1e-4}
         record = {"epoch": epoch, "pid": os.getpid(), "wrong": wrong}
         with (self.folder / "passes").open("a") as passes_file:
@@ -110,6 +125,15 @@ def expected_updates(layer, steps, passes):
     """The ids of a table, or None for all of them in order, and how often each was updated."""
     if isinstance(layer, keras.layers.Embedding):
         return None, passes
+    if layer.name == "recent":
+        ids = layer.embeddings.numpy().ids
+        assert 0.7 * MOST_ROWS < len(ids) <= MOST_ROWS
+        # The columns: the last use, the number of updates.
+        return ids, layer._usage.access.read(ids)[:, 1]
+    if layer.name == "twice":
+        ids = [user_ids(tf.range(NUM_IDS, dtype=tf.int64), pair) for pair in range(passes // 2)]
+        ids = np.concatenate([np.zeros(0, "int64"), *ids])
+        return ids, np.ones(len(ids))
     pairs = range((passes + 1) // 2)
     updates = [min(2, passes - 2 * pair) for pair in pairs]
     users = tf.concat([user_ids(tf.range(NUM_IDS, dtype=tf.int64), pair) for pair in pairs], 0)
@@ -128,14 +152,14 @@ def distance(value, ids, expected):
         if not np.array_equal(value.ids, ids[order]):
             return float("inf")
         value, expected = value.rows[:, 0], expected[order]
-    return float(np.abs(value - expected).max())
+    return float(np.abs(value - expected).max(initial=0.0))
 
 
 def slots(model, steps, passes):
     """How far each weight, and each slot of an optimizer, is from what it must be."""
     optimizer, found = model.optimizer, {}
     by_path = {"dense": (None, steps)}
-    for layer in (model.table, model.users, model.words):
+    for layer in (model.table, model.users, model.words, model.recent, model.twice):
         ids, times = by_path[layer.name] = expected_updates(layer, steps, passes)
         if not isinstance(optimizer, keras.optimizers.SGD):
             continue
@@ -150,8 +174,22 @@ def slots(model, steps, passes):
             sign = -1.0 if "momentum" in path else 1.0
             ids, times = next(of for name, of in by_path.items() if name in path)
             found[path] = distance(variable.numpy(), ids, sign * (1.0 - beta**times))
-    assert len(found) == 8, found
+    assert len(found) == 12, found
     return found
+
+
+def figures(model, steps, passes):
+    """How far figures of tables are from what they must be."""
+    recent, twice = model.recent.figures(), model.twice.figures()
+    rows, candidates = NUM_IDS * (passes // 2), NUM_IDS * (passes % 2)
+    return {
+        "pushed": recent["pushed_ids"] - steps * BATCH,
+        "given up": recent["inserted"] - recent["evicted"] - recent["rows"],
+        "full": recent["refused_for_room"],
+        "admitted": twice["inserted"] - rows,
+        "candidates": twice["candidates"] - candidates,
+        "dropped": twice["refused_by_admission"] - rows - candidates,
+    }
 
 
 def main():
@@ -170,7 +208,10 @@ def main():
         data,
         epochs=100_000,
         verbose=0,
-        callbacks=[keras.callbacks.BackupAndRestore(str(folder / "backup")), Batches(folder)],
+        callbacks=[
+            keras.callbacks.BackupAndRestore(str(folder / "backup")),
+            Batches(folder, has_figures="figures" in sys.argv[5:]),
+        ],
     )
     (folder / "done").write_text(str(os.getpid()))
 
