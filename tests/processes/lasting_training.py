@@ -5,6 +5,7 @@ test_lasting.py.
     python tests/processes/lasting_training.py varied --count 30
     python tests/processes/lasting_training.py calls --count 1000
     python tests/processes/lasting_training.py steps --count 1000000
+    python tests/processes/lasting_training.py rows --count 20000000
 
 Prints one JSON line: of each process, memory in MB, threads and file descriptors, at the times of
 `--samples` and at the end. Of what happens `--count` times, so much comes first and is not counted:
@@ -29,6 +30,8 @@ import kerasps
 from support.turns import varied_data, varied_model, wait_until_gone, watch
 
 WIDTH = 32
+# The new ids of a step of `rows`.
+NEW_IDS = 4000
 
 
 # Threads that read data end a little after the iterator that they read for.
@@ -149,7 +152,55 @@ def steps(strategy, options, sample):
     model.fit(data, epochs=epochs, steps_per_epoch=in_epoch, verbose=0, callbacks=callbacks)
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (models, varied, calls, steps)}
+def rows(strategy, options, sample):
+    """One `fit` that meets so many different ids, with tables that keep few of them.
+
+    One table gives up rows that were used longest ago. In the other, an id in ten comes again soon
+    and gets a row.
+    """
+    layers = kerasps.layers
+    rules = {"max_rows": options.max_rows, "eviction": layers.Eviction("lru")}
+    second = layers.CountAdmission(2, max_candidates=options.max_rows)
+    with strategy.scope():
+        ids = keras.Input((1,), dtype="int64")
+        each = layers.DynamicEmbedding(16, name="each", **rules)
+        twice = layers.DynamicEmbedding(16, name="twice", admission=second, **rules)
+        joined = keras.layers.Concatenate()([each(ids), twice(ids)])
+        model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(joined)))
+        model.compile("adagrad", "mse", steps_per_execution=options.steps_per_execution)
+
+    def new_ids(context):
+        # Workers have the odd ids, or the even ones.
+        steps = tf.data.Dataset.counter().map(
+            lambda step: 2 * (step * NEW_IDS + tf.range(NEW_IDS, dtype="int64"))
+        )
+        steps = steps.map(lambda ids: tf.concat([ids, ids[::10] - 20 * NEW_IDS], 0))
+        first = context.input_pipeline_id
+        return steps.map(lambda ids: (ids[:, None] + first, tf.ones([tf.size(ids), 1])))
+
+    steps_of_sample = (options.warm_up + options.count) // options.samples // NEW_IDS
+    figures = []
+
+    def at_epoch_end(epoch, logs):
+        figures.append([each.figures(), twice.figures()])
+        print(json.dumps(figures[-1]), flush=True)
+        sample((epoch + 1) * steps_of_sample * NEW_IDS)
+
+    model.fit(
+        kerasps.DatasetCreator(new_ids),
+        epochs=options.samples + 1,
+        steps_per_epoch=steps_of_sample,
+        verbose=0,
+        callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=at_epoch_end)],
+    )
+    for of_each, of_twice in figures:
+        for of_table in (of_each, of_twice):
+            assert of_table["rows"] <= options.max_rows
+            assert of_table["rows"] == of_table["inserted"] - of_table["evicted"]
+            assert of_table["refused_for_room"] == 0
+
+
+SCENARIOS = {scenario.__name__: scenario for scenario in (models, varied, calls, steps, rows)}
 
 
 def main():
@@ -163,8 +214,12 @@ def main():
         "--samples", type=int, default=2, help="how often to look, besides at the beginning"
     )
     parser.add_argument("--steps-per-execution", type=int, default=10)
+    parser.add_argument("--max-rows", type=int, default=1_000_000, help="of each table of `rows`")
     parser.add_argument(
-        "--limit", type=float, help="MB by which no process may grow; exit code 1 where one does"
+        "--limit",
+        type=float,
+        help="MB by which a process may hold more in the second half of the samples than in "
+        "the first; exit code 1 where one does",
     )
     parser.add_argument(
         "--listen", action="store_true", help="with a callback that hears of each batch"
@@ -185,13 +240,20 @@ def main():
                 before = (
                     samples[-1] if samples else {name: usage(pid) for name, pid in pids.items()}
                 )
-                samples.append({"done": done} | settled_usage(pids, before))
+                times = {"done": done, "seconds": time.monotonic() - start}
+                samples.append(times | settled_usage(pids, before))
                 print(json.dumps(samples[-1]), flush=True)
 
         SCENARIOS[options.scenario](strategy, options, sample)
         print_report({"samples": samples, "seconds": time.monotonic() - start})
-    grown = {name: samples[-1][name]["megabytes"] - samples[0][name]["megabytes"] for name in pids}
+    half = (len(samples) + 1) // 2
+    grown = {name: peak(samples[half:], name) - peak(samples[:half], name) for name in pids}
     return int(options.limit is not None and max(grown.values()) > options.limit)
+
+
+def peak(samples, name):
+    """Return the most memory that a process has in some samples."""
+    return max(sample[name]["megabytes"] for sample in samples)
 
 
 if __name__ == "__main__":
