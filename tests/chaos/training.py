@@ -69,7 +69,7 @@ class Counting(keras.Model):
         self.built = True
 
     def train_step(self, ids):
-        pair = tf.cast(self.pair, tf.int64)
+        pair = tf.fill(tf.shape(ids), tf.cast(self.pair, tf.int64))
         users = user_ids(tf.cast(ids, tf.int64), pair)
         # The word that all have gets a gradient of 1 from each batch.
         words = tf.stack(

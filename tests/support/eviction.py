@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.ids.keys import mixed, part_of, salt_of
-from kerasps.dynamic.policies.regions import drawn_positions
+from kerasps.dynamic.ids.keys import mixed, part_of
+from kerasps.dynamic.policies.regions import spread_positions
 
-DRAWS, EVERY, MORE, LOOKED_AT = 64, 8, 64, 64
+TOGETHER, DRAWS, EVERY, MORE, LOOKED_AT = 8, 256, 8, 64, 64
 
 
 class ModelOfPart:
@@ -74,19 +74,18 @@ class ModelOfPart:
     def _give_up(self, count, norm_of):
         if not count:
             return
-        numbers = tf.range(count, dtype=tf.int64)[:, None]
-        salts = np.array([salt_of(draw) for draw in range(DRAWS)], np.int64)
-        seeds = mixed(mixed(tf.constant(self.tick, tf.int64)) + numbers) + salts
-        drawn = drawn_positions(
-            seeds, numbers, tf.constant(count, tf.int64), tf.constant(self.used, tf.int64)
-        )
+        draws = -(-count // TOGETHER)
+        numbers = tf.range(draws, dtype=tf.int64)
+        seeds = mixed(mixed(tf.constant(self.tick, tf.int64)) + numbers)
+        of_all, size = tf.fill([draws], np.int64(draws)), tf.fill([draws], np.int64(self.used))
+        drawn = spread_positions(seeds, numbers, of_all, size, DRAWS)
         chosen = []
-        for places in drawn.numpy():
+        for number, places in enumerate(drawn.numpy()):
             may_go = [
                 place for place in places if place in self.ids and self.last[place] < self.tick
             ]
-            if may_go:
-                chosen.append(min(may_go, key=lambda place: self._score(place, norm_of)))
+            may_go.sort(key=lambda place: self._score(place, norm_of))
+            chosen += may_go[: min(TOGETHER, count - TOGETHER * number)]
         self._remove(chosen)
 
     def _score(self, place, norm_of):

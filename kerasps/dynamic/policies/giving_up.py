@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from kerasps.dynamic.ids.keys import mixed, salt_of
-from kerasps.dynamic.policies.regions import drawn_positions
+from kerasps.dynamic.ids.keys import mixed
+from kerasps.dynamic.policies.regions import spread_positions
 from kerasps.dynamic.policies.terms import (
     AskedKeys,
     Field,
@@ -23,8 +23,8 @@ from kerasps.dynamic.policies.usage import Part as PartWithUsage
 from kerasps.dynamic.policies.usage import Usage, UsageOfPlaces, this_second
 from kerasps.variables.storage.named import NamedVariable
 
-# The rows that are drawn for each one that is given up.
-_DRAWS = 64
+# So many rows are given up together, the first in order of so many that are drawn.
+_TOGETHER, _DRAWS = 8, 256
 # Every so many pushes, rows are given up, unless a table is nearer to its bound.
 _EVERY = 8
 # The rows that a push may give up beside twice as many as were made since; those whose time it
@@ -118,7 +118,11 @@ class Push:
         )
 
     def _rows_at(self, places: tf.Tensor, which: tf.Tensor) -> tuple[tf.Tensor, UsageOfPlaces]:
-        """Return whether each place has a row of its table, and the use of the row."""
+        """Return whether each place has a row of its table, and the use of the row.
+
+        Args:
+            which: the index of the table of each place; may have fewer elements, as NumPy does.
+        """
         numbers = of_tables([table.number for table in self._tables], which, np.int32)
         tags = self._part.store(self._part.tags).gather(places)
         return tf.equal(table_in(tags), numbers), self._usage.read(places)
@@ -155,33 +159,34 @@ class Push:
 
     def _first_in_order(self, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the places of rows to give up, `count` of each table, or fewer."""
-        which = tf.repeat(tf.range(len(self._tables)), count)
-        number = tf.range(tf.reduce_sum(count)) - tf.gather(tf.cumsum(count, exclusive=True), which)
-        ticks, used, of_table = (
-            tf.gather(values, which)[:, None] for values in (self._ticks, self._used, count)
+        draws = (count + _TOGETHER - 1) // _TOGETHER
+        which = tf.repeat(tf.range(len(self._tables)), draws)
+        number = tf.range(tf.reduce_sum(draws)) - tf.gather(tf.cumsum(draws, exclusive=True), which)
+        ticks, used, of_table, wanted = (
+            tf.gather(values, which) for values in (self._ticks, self._used, draws, count)
         )
-        salts = np.array([salt_of(draw) for draw in range(_DRAWS)], np.int64)
-        seeds = mixed(mixed(ticks) + number[:, None]) + salts
-        position = drawn_positions(seeds, number[:, None], of_table, used)
+        seeds = mixed(mixed(ticks) + number)
+        position = spread_positions(seeds, number, of_table, used, _DRAWS)
         firsts = tf.gather(tf.constant(self._firsts), which)[:, None]
         places = tf.where(position >= 0, firsts + position, tf.zeros_like(position))
-        flat, repeated = tf.reshape(places, [-1]), tf.repeat(which, _DRAWS)
-        is_row, usage = self._rows_at(flat, repeated)
+        is_row, usage = self._rows_at(places, which[:, None])
         # No row that this push uses.
-        may_go = is_row & (usage["used"] < tf.cast(tf.gather(self._ticks, repeated), tf.int32))
-        score = self._scores(flat, usage)
-        score = tf.reshape(tf.where(may_go, score, score.dtype.max), [-1, _DRAWS])
-        best = tf.argmin(score, 1)
-        chosen = tf.gather(places, best, batch_dims=1)
-        found = tf.where(tf.reduce_any(tf.reshape(may_go, [-1, _DRAWS]), 1))[:, 0]
-        return tf.gather(chosen, found), tf.gather(which, found)
+        may_go = is_row & (usage["used"] < tf.cast(ticks, tf.int32)[:, None])
+        scores = self._scores(places, usage)
+        scores = tf.where(may_go, scores, scores.dtype.max)
+        _, first = tf.math.top_k(-scores, _TOGETHER)
+        goes = tf.gather(may_go, first, batch_dims=1)
+        goes &= number[:, None] * _TOGETHER + tf.range(_TOGETHER, dtype=tf.int64) < wanted[:, None]
+        at = tf.where(tf.reshape(goes, [-1]))[:, 0]
+        chosen = tf.reshape(tf.gather(places, first, batch_dims=1), [-1])
+        return tf.gather(chosen, at), tf.gather(which, at // _TOGETHER)
 
     def _scores(self, places: tf.Tensor, usage: UsageOfPlaces) -> tf.Tensor:
         """Return a number for each row; the smallest goes first."""
         order = self._evictions[0].order
         if order == "norm":
             rows = self._part.store(self._part.rows).gather(places)
-            return tf.reduce_sum(tf.square(tf.cast(rows, tf.float32)), 1)
+            return tf.reduce_sum(tf.square(tf.cast(rows, tf.float32)), -1)
         return usage[{"lru": "used", "lfu": "updates", "age": "made"}[order]]
 
     def _give_up(self, places: tf.Tensor, which: tf.Tensor) -> tf.Tensor:

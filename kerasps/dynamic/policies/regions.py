@@ -133,6 +133,26 @@ def drawn_positions(
     return tf.where(number < size, drawn, -tf.ones_like(drawn))
 
 
+def spread_positions(
+    seeds: tf.Tensor, number: tf.Tensor, count: tf.Tensor, size: tf.Tensor, most: int
+) -> tf.Tensor:
+    """Return `most` positions below `size` for each seed, -1 where there are too few.
+
+    Those of a seed are spread evenly, from a random one on, over every `count`-th position. So no
+    two of all are the same.
+
+    Args:
+        number: the number of each seed, from 0.
+        count: how many seeds there are.
+    """
+    stride = tf.maximum(count, 1)
+    choices = tf.maximum((size - number + stride - 1) // stride, 1)[:, None]
+    steps = tf.range(most, dtype=tf.int64) * tf.maximum(choices // most, 1)
+    first = tf.bitwise.bitwise_and(seeds, np.int64(2**31 - 1))[:, None]
+    drawn = number[:, None] + stride[:, None] * ((first + steps) % choices)
+    return tf.where((steps < choices) & (number < size)[:, None], drawn, -tf.ones_like(drawn))
+
+
 def _among(values: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
     """Return whether each value is among others."""
     _, numbers = tf.unique(tf.concat([others, values], 0))

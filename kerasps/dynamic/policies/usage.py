@@ -77,13 +77,13 @@ class Usage:
 
 
 class UsageOfPlaces:
-    """The use of the rows at some places: int32 columns by their names."""
+    """The use of the rows at some places, a tensor: int32 values by their names."""
 
     def __init__(self, values: tf.Tensor, names: Sequence[str]) -> None:
         self._values, self._names = values, names
 
     def __getitem__(self, name: str) -> tf.Tensor:
-        return self._values[:, self._names.index(name)]
+        return self._values[..., self._names.index(name)]
 
 
 def this_second() -> tf.Tensor:
