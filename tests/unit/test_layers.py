@@ -101,11 +101,11 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 5270,
+    "dynamic": 5300,
     "layers": 1360,
     "inputs": 2460,
     "step": 12160,
-    "training": 7120,
+    "training": 7130,
     "saving": 2480,
     "hooks": 1410,
     "metrics": 530,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7570,
     "root": 3180,
-    "tests": 54390,
+    "tests": 54540,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

@@ -39,26 +39,32 @@ EXECUTIONS_PER_WORKER = EXECUTIONS_AHEAD + 1
 
 
 class WorkerSource:
-    """The open iterators of one worker, which its sessions pass on.
+    """The open iterators of a worker's process, which its sessions pass on.
 
     Thread: the worker's session.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
         self._dataset: OpenDataset | None = None
         self._resource: tf.Tensor | None = None
         self._graphs: dict[tuple[int, bool, int], Any] = {}
-        self._generation: int | None = None
         # The state that the worker keeps between executions; None before it is made ready.
         self.handles: list[tf.Tensor] | None = None
         # The devices on which it computes.
         self.devices: Sequence[str] = ()
 
-    def belongs_to(self, generation: int) -> None:
-        """Close the source if the worker's generation changed: its process may be a new one."""
-        if generation != self._generation:
-            self.close()
-        self._generation = generation
+    @classmethod
+    def of(cls, sources: dict[int, WorkerSource], worker: int, generation: int) -> WorkerSource:
+        """Return the source of a worker, a new one if its generation changed.
+
+        The process may be a new one then. A session that was abandoned closes the source before,
+        whenever its call returns.
+        """
+        source = sources.get(worker)
+        if source is None or source._generation != generation:
+            source = sources[worker] = cls(generation)
+        return source
 
     @property
     def is_open(self) -> bool:

@@ -89,8 +89,7 @@ class SessionRunner:
             return
         if not self._membership.has_worker(worker):
             raise WorkerAbsent
-        source = sources.setdefault(worker, WorkerSource())
-        source.belongs_to(self._membership.generation(worker))
+        source = WorkerSource.of(sources, worker, self._membership.generation(worker))
         ended: WorkerEnded | None = None
         if not source.is_open and self._channel.holds_results(worker):
             ended = self._lanes.end(worker, WorkerEnd.RESTARTED)
