@@ -220,6 +220,7 @@ def test_a_session_starts_again_and_says_so_while_the_flight_goes_on(caplog, is_
         has_failed=has_failed,
         post=lambda mailbox, event: None,
         remove_session=lambda mailbox: None,
+        is_at_work=lambda mailbox: True,
     )
     source = types.SimpleNamespace(close=lambda: None)
     error = tf.errors.CancelledError(None, None, "cancelled")
@@ -228,3 +229,16 @@ def test_a_session_starts_again_and_says_so_while_the_flight_goes_on(caplog, is_
         runner._end_failed(0, source, sessions, None, None, error)
     said = [record.getMessage() for record in caplog.records]
     assert said == ["worker 0 failed but answers: its session starts again (cancelled)."] * goes_on
+
+
+def test_an_abandoned_session_ends_nothing_of_its_successor(caplog):
+    """Its call returns when the worker is back, and has a lane and executions again."""
+    runner, closed = SessionRunner.__new__(SessionRunner), []
+    sessions = types.SimpleNamespace(
+        is_at_work=lambda mailbox: False, remove_session=lambda mailbox: None
+    )
+    source = types.SimpleNamespace(close=lambda: closed.append("source"))
+    error = tf.errors.UnavailableError(None, None, "refused")
+    runner._end_failed(0, source, sessions, None, None, error)  # it has no lanes to end
+    assert closed == ["source"]
+    assert not caplog.records

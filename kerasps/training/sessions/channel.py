@@ -189,8 +189,12 @@ class Sessions:
     def post(self, mailbox: Mailbox, event: Event) -> None:
         """Pass an event of a session to the state, unless the session was abandoned."""
         with self._changed:
-            if any(entry[1] is mailbox for entry in self._at_work):
+            if self.is_at_work(mailbox):
                 self._channel.handle(event)
+
+    def is_at_work(self, mailbox: Mailbox) -> bool:
+        """Return False once a session has nothing in flight, or was abandoned."""
+        return any(entry[1] is mailbox for entry in list(self._at_work))
 
     def at_work(self) -> dict[int, list[Mailbox]]:
         """Return the sessions that have something in flight, by worker."""

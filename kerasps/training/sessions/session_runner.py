@@ -148,6 +148,10 @@ class SessionRunner:
 
         # After any error, the results on the worker may be those of executions to retry.
         source.close()
+        if not sessions.is_at_work(mailbox):
+            # Abandoned, since its call did not return: lane and executions are its successor's.
+            threading.Thread(target=drain_and_remove, daemon=True).start()
+            return
         executions = self._channel.running.get(worker, [])
         is_loss = may_be_loss(error)
         try:
