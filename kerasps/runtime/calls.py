@@ -8,6 +8,8 @@ execution. Here arguments are flat already, in the function's order.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,8 @@ _MAX_TRIES = 3
 _MAX_ERRORS = 5
 _PAUSE_S = 0.05
 _POLL_S = 0.1
+# The modules that call TensorFlow's C++.
+_TENSORFLOW = os.path.dirname(tf.__file__), _compat.__file__
 # The threads whose calls the end of the process waits for.
 _calling: set[int] = set()
 
@@ -80,14 +84,21 @@ def calling() -> Iterator[None]:
 
 
 def wait_for_calls(limit: float) -> None:
-    """Wait until no other thread is `calling`, for at most `limit` seconds.
+    """Wait until no other thread is `calling` or in TensorFlow, for at most `limit` seconds.
 
     Call before the process ends. Python ends a thread whose call returns later in a way that makes
     TensorFlow abort the process, with another exit code (134).
     """
     deadline = time.monotonic() + limit
-    while _calling - {threading.get_ident()} and time.monotonic() < deadline:
+    while _others_call() and time.monotonic() < deadline:
         time.sleep(_POLL_S)
+
+
+def _others_call() -> bool:
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    in_tensorflow = any(f.f_code.co_filename.startswith(_TENSORFLOW) for f in frames.values())
+    return in_tensorflow or bool(_calling - {threading.get_ident()})
 
 
 @contextlib.contextmanager

@@ -133,6 +133,24 @@ def send(signals, sent, has_left, ready):
         os.kill(os.getpid(), signal.SIGINT)
 
 
+@contextlib.contextmanager
+def until_interrupted():
+    """Ends the block at an interrupt. In the midst of TensorFlow's C++, an error of TensorFlow's
+    replaces it.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, Expired):
+        pass
+    except RuntimeError as exc:
+        if "REPLACED BY" not in str(exc):
+            raise
+    except SystemError as exc:
+        # A list of C++'s got no element, since the interrupt ended what was to make it.
+        if "bad argument to internal function" not in str(exc):
+            raise
+
+
 def interrupted(model, way, signals, ready=lambda: None):
     """Trains until a signal comes; the second of a pair may come at any time. The first is sent so
     long after `ready` returned.
@@ -140,14 +158,9 @@ def interrupted(model, way, signals, ready=lambda: None):
     sent, has_left = [], threading.Event()
     sender = threading.Thread(target=send, args=[signals, sent, has_left, ready])
     sender.start()
-    with contextlib.suppress(KeyboardInterrupt, Expired):
-        with contextlib.suppress(KeyboardInterrupt, Expired):
-            try:
-                train(model, way)
-            except RuntimeError as exc:
-                # What becomes of an interrupt in the midst of TensorFlow's C++.
-                if "REPLACED BY" not in str(exc):
-                    raise
+    with until_interrupted():
+        with until_interrupted():
+            train(model, way)
         while len(sent) < len(signals):
             time.sleep(0.001)
             if way != "stopped":

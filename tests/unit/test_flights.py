@@ -3,6 +3,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.runtime import calls
@@ -10,6 +11,7 @@ from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.sessions import session_flights
 from kerasps.training.sessions.session_flights import SessionFlights
 from kerasps.variables.lanes import flights
+from support.process_checks import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,23 @@ def test_the_end_of_a_process_waits_for_calls_in_progress():
     threading.Timer(0.0, may_end.set).start()
     calls.wait_for_calls(600.0)
     assert thread.ident not in calls._calling
+
+
+def test_the_end_of_a_process_waits_for_calls_of_threads_of_others():
+    queue, begins = tf.queue.FIFOQueue(1, tf.int32), threading.Event()
+
+    def call():
+        begins.set()
+        queue.dequeue()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    begins.wait()
+    wait_for(calls._others_call, what="the call")
+    calls.wait_for_calls(0.0)  # ends at its limit
+    threading.Timer(0.0, lambda: queue.enqueue(1)).start()
+    calls.wait_for_calls(600.0)
+    assert not calls._others_call()
 
 
 def test_the_end_of_a_process_waits_for_calls_beside_a_flight_too():

@@ -20,9 +20,10 @@ class Eviction:
 
     When a table has more than `low * max_rows` rows, every eighth step gives up as many rows as
     were made since, and up to 64 more. Each step does if another one with as many new rows would
-    pass halfway from there to `max_rows`. For each row to give up it draws 64, and takes the first
-    of them in `order`. So the mean rank of a victim in that order is 1/65 of the rows. A step never
-    gives up the rows that it updates. An id that comes again begins anew, with its first row.
+    pass halfway from there to `max_rows`. For each eight rows to give up it draws 256, and takes
+    the first eight of them in `order`. So the mean rank of a victim is 4.5/257 in a large table,
+    where 0 is the first and 1 the last. A step never gives up the rows that it updates. An id that
+    comes again begins anew, with its first row.
 
     ```python
     layer = kerasps.layers.DynamicEmbedding(

@@ -12,42 +12,47 @@ from support.gates import wait_until_exists
 from support.unit_gradients import Outputs, Sum
 
 HELD_ID, BATCH_SIZE, STEPS = 7, 8, 60
-PASSES, WAITS, OPENS = range(3)
+PASSES, IS_HELD, BEGINS, OPENS = range(4)
 
 
-class Gate(keras.layers.Layer):
-    """Passes rows on that were pulled; a batch may wait for another one, which opens."""
+class Gates(keras.layers.Layer):
+    """Passes rows on that were pulled. One batch is held until another one opens, and the first of
+    the other worker waits until it is.
+    """
 
-    def __init__(self, path, **options):
+    def __init__(self, directory, **options):
         super().__init__(**options)
-        self.gate = str(path)
+        self.held, self.opened = str(directory / "held"), str(directory / "opened")
 
     def call(self, rows, marks):
-        def open_it():
+        def write(path):
             with tf.control_dependencies([rows]):
-                opened = tf.io.write_file(self.gate, "")
-            with tf.control_dependencies([opened]):
+                written = tf.io.write_file(path, "")
+            with tf.control_dependencies([written]):
                 return tf.constant(0)
 
-        def wait():
-            with tf.control_dependencies([rows]):
-                return wait_until_exists(self.gate)
+        def hold():
+            with tf.control_dependencies([write(self.held)]):
+                return wait_until_exists(self.opened)
 
-        mark = tf.reduce_max(marks)
-        opened = tf.cond(tf.equal(mark, OPENS), open_it, lambda: tf.constant(0))
-        waited = tf.cond(tf.equal(mark, WAITS), wait, lambda: tf.constant(0))
-        with tf.control_dependencies([opened, waited]):
+        acts = {
+            PASSES: lambda: tf.constant(0),
+            IS_HELD: hold,
+            BEGINS: lambda: wait_until_exists(self.held),
+            OPENS: lambda: write(self.opened),
+        }
+        with tf.control_dependencies([tf.switch_case(tf.reduce_max(marks), acts)]):
             return tf.identity(rows)
 
 
 def batches(context):
-    """Worker 0 has a batch of one id, and is held; meanwhile, worker 1 has new ids."""
+    """Worker 0 has a batch of one id, and is held with its row; then worker 1 has new ids."""
     is_first = context.input_pipeline_id == 0
     new = np.arange(1000, 1000 + STEPS * BATCH_SIZE).reshape(STEPS, BATCH_SIZE, 1)
     ids = np.full((1, BATCH_SIZE, 1), HELD_ID) if is_first else new
-    marks = np.full(len(ids), WAITS if is_first else PASSES)
+    marks = np.full(len(ids), IS_HELD if is_first else PASSES)
     if not is_first:
-        marks[-1] = OPENS
+        marks[0], marks[-1] = BEGINS, OPENS
     marks = np.broadcast_to(marks[:, None, None], ids.shape).astype("int32")
     return tf.data.Dataset.from_tensor_slices(((ids, marks), ids))
 
@@ -56,7 +61,7 @@ def test_a_gradient_makes_the_row_anew_that_was_given_up_meanwhile(strategy, tmp
     with strategy.scope():
         ids, marks = keras.Input((1,), dtype="int64"), keras.Input((1,), dtype="int32")
         table = DynamicEmbedding(1, "zeros", max_rows=40, eviction=Eviction("lru"))
-        gated = Gate(tmp_path / "open")(table(ids), marks)
+        gated = Gates(tmp_path)(table(ids), marks)
         model = keras.Model([ids, marks], Sum()(gated))
         model.compile(keras.optimizers.SGD(1.0), Outputs())
     # Each update of a row takes 1 from it. Before, it has two.
