@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
     from kerasps.evaluator.training_end import TrainingEndMarker
     from kerasps.inputs import DatasetCreator
-    from kerasps.step.tracing.traffic import LoadReport, TaskLoad
+    from kerasps.step.tracing.traffic import LoadReport, TableSize, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
     from kerasps.strategy_arguments import StrategyOptions
     from kerasps.tools.monitoring.status import (
@@ -93,6 +93,7 @@ __all__ = [
     "StalenessLogger",
     "StrategyOptions",
     "TableMetrics",
+    "TableSize",
     "TableStatus",
     "TaskLoad",
     "TaskLostError",
@@ -146,6 +147,7 @@ _MODULES = {
     "StalenessLogger": "callbacks",
     "StrategyOptions": "strategy_arguments",
     "TableMetrics": "callbacks",
+    "TableSize": "step.tracing.traffic",
     "TableStatus": "tools.monitoring.status",
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placing.placement",

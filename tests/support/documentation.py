@@ -26,6 +26,7 @@ RECORDS = {
         "PSRunStatus",
         "ProcessUsage",
         "StrategyOptions",
+        "TableSize",
         "TableStatus",
         "TaskLoad",
     ),

@@ -104,7 +104,7 @@ LINES = {
     "dynamic": 5300,
     "layers": 1360,
     "inputs": 2460,
-    "step": 12160,
+    "step": 12190,
     "training": 7130,
     "saving": 2480,
     "hooks": 1410,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7570,
     "root": 3180,
-    "tests": 54580,
+    "tests": 54630,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

@@ -52,12 +52,20 @@ class LoadReport(Records[TaskLoad]):
         tasks: the traffic of each ps.
         steps: the training steps that the report covers.
         seconds: the time that they took, in seconds.
+        tables: the size of each table that they read, by its name, over all ps.
     """
 
-    def __init__(self, tasks: Sequence[TaskLoad], steps: int, seconds: float) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[TaskLoad],
+        steps: int,
+        seconds: float,
+        tables: Mapping[str, TableSize],
+    ) -> None:
         super().__init__(tasks)
         self._steps = steps
         self._seconds = seconds
+        self._tables = dict(tables)
 
     @property
     def steps(self) -> int:
@@ -68,6 +76,14 @@ class LoadReport(Records[TaskLoad]):
     def seconds(self) -> float:
         """The time that they took, in seconds."""
         return self._seconds
+
+    @property
+    def tables(self) -> dict[str, TableSize]:
+        """The size of each table that the steps read, by its name, over all ps.
+
+        Rows of tables without a vocabulary are counted at the end of each epoch.
+        """
+        return dict(self._tables)
 
     def __repr__(self) -> str:
         return f"<LoadReport of {self.steps} steps in {self.seconds:.1f} s on {len(self)} ps>"
@@ -92,7 +108,16 @@ class LoadReport(Records[TaskLoad]):
             )
             hottest = ", ".join(f"{name} ({rows:,.0f})" for name, rows in task.hottest_tables)
             rows.append((str(index), *numbers, hottest))
-        return text_table(rows)
+        grown = {name: size for name, size in self._tables.items() if size.made}
+        if not grown:
+            return text_table(rows)
+        of_tables: list[tuple[str, ...]] = [
+            ("table", "rows", "most", "made", "evicted", "dropped gradients")
+        ]
+        for name, size in grown.items():
+            counts = size.num_rows, size.most, size.made, size.evicted, size.dropped
+            of_tables.append((name, *(f"{count:,}" for count in counts)))
+        return text_table(rows) + "\n\n" + text_table(of_tables)
 
 
 class TableSize(NamedTuple):
@@ -264,7 +289,10 @@ class TrafficMeter:
         since, counted = self._running_since, self._counted
         seconds = self._seconds + (0.0 if since is None else time.monotonic() - since)
         return LoadReport(
-            [_load(counted, ps, seconds) for ps in range(self._num_ps)], counted.steps, seconds
+            [_load(counted, ps, seconds) for ps in range(self._num_ps)],
+            counted.steps,
+            seconds,
+            self.table_sizes(),
         )
 
     def moved(self) -> list[Moved]:
