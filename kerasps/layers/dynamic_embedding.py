@@ -86,8 +86,7 @@ class DynamicEmbedding(LayerWithRows):
         default_row: what an id without a row reads: `"first"`, its first row, or `"zeros"`. A row
             that is made begins as its first row. Default `"first"`.
         eviction: an `Eviction`, the rule by which rows are given up for new ids. It needs
-            `max_rows` or `max_bytes_per_ps`, and tables on ps with asynchronous updates. Default
-            None: all rows stay.
+            `max_rows` or `max_bytes_per_ps`. Default None: all rows stay.
         seed: the seed of first rows, any integer. The seed of the initializer is not used. Default
             None: drawn at random, and kept in the configuration of the layer.
         dtype: the dtype or the dtype policy of the layer. Default: `keras.config.dtype_policy()`.
@@ -163,7 +162,7 @@ class DynamicEmbedding(LayerWithRows):
         self._local: LocalTable | None = None
         # The weight with the counts of candidates.
         self._candidates: Any = None
-        # On ps, the use of each row, with eviction.
+        # The use of each row, with eviction.
         self._usage: Any = None
         # An initializer that cannot be used is refused here, not in `build`.
         self._first_rows()
@@ -184,7 +183,6 @@ class DynamicEmbedding(LayerWithRows):
             max_bytes_per_ps=self.max_bytes_per_ps,
         )
         strategy = strategy_of_new_variables()
-        self._check_eviction(strategy)
         if is_ours(strategy):
             self.embeddings = self.add_weight(
                 name="embeddings",
@@ -225,6 +223,8 @@ class DynamicEmbedding(LayerWithRows):
         self.embeddings = self._local.rows
         if self._local.candidates is not None:
             self._candidates = self._local.candidates.rows
+        if self._local.usage is not None:
+            self._usage = self._local.usage.use
 
     def _check_bounds(self, eviction: Eviction) -> None:
         if self.max_rows is None and self.max_bytes_per_ps is None:
@@ -235,19 +235,6 @@ class DynamicEmbedding(LayerWithRows):
                 f"{eviction!r} and max_rows={self.max_rows:,}",
                 "`min_rows` of at most `low * max_rows`",
                 "Give a smaller `min_rows`",
-            )
-
-    def _check_eviction(self, strategy: tf.distribute.Strategy) -> None:
-        if self.eviction is None:
-            return
-        mode = strategy.options.update_mode if is_ours(strategy) else None
-        if mode != "async":
-            received = "no strategy of kerasps" if mode is None else f"update_mode={mode!r}"
-            raise UnsupportedError(
-                f"The layer {self.name!r} has an eviction, and its table cannot give up rows here. "
-                "Expected: a table on ps, with update_mode='async'. Received: "
-                f"{received}. Leave out `eviction`, or build the layer in the scope of such a "
-                "strategy."
             )
 
     def call(

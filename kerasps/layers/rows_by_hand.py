@@ -175,6 +175,9 @@ class LayerWithRows(keras.layers.Layer):
             age = int(older_than.total_seconds())
         else:
             age = whole_number("older_than", older_than, "of steps, or a timedelta", least=0)
+        if self._local is not None and self._local.usage is not None:
+            ids = self._local.usage.unused(self._local.sorted_ids(), age, by_clock=by_clock)
+            return self._local.remove_rows(ids)
         table = self._table
         note_assignment()
         return int(table.access.remove_unused(age, by_clock=by_clock))
@@ -208,7 +211,8 @@ class LayerWithRows(keras.layers.Layer):
                 "with an `Eviction`. Received: eviction=None. Keep the ids that you pass to "
                 "`evict`, or make the layer with an eviction."
             )
-        return evicted_since(self._table.access.table, since)
+        usage = None if self._local is None else self._local.usage
+        return evicted_since(usage or self._table.access.table, since)
 
     @property
     def _table(self) -> Any:

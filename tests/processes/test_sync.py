@@ -84,6 +84,16 @@ def test_an_interrupt_ends_fit_and_leaves_whole_updates(interrupts):
     assert report["interrupts"] == interrupts
 
 
+def test_no_row_is_given_up_before_the_update_that_it_is_in():
+    report = run_and_report(HERE / "synchronous_evictions.py")
+    assert report["iterations"] == 60
+    # Each id came once, with the gradients of 8 examples and 3 workers.
+    assert report["values"] == [pytest.approx(-1 / 24)]
+    assert report["inserted"] == 1440
+    assert report["evicted"] == report["inserted"] - report["rows"]
+    assert report["refused_for_room"] == 0
+
+
 # However long the worker is stopped.
 NOBODY_IS_LOST = {"KERASPS_HANG_TIMEOUT": "600"}
 

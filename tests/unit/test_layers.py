@@ -101,10 +101,10 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 5300,
+    "dynamic": 5550,
     "layers": 1360,
     "inputs": 2460,
-    "step": 12190,
+    "step": 12210,
     "training": 7130,
     "saving": 2480,
     "hooks": 1410,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7570,
     "root": 3180,
-    "tests": 54630,
+    "tests": 54820,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

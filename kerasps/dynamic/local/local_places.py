@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import mixed
 from kerasps.dynamic.ids.rows_of_ids import RowsOfIds, check_different
-from kerasps.dynamic.local.local_rows import LocalRows, LocalSlot, scatter
+from kerasps.dynamic.local.local_rows import LocalRows, LocalSlot, assign, numbers, scatter
 from kerasps.errors import InputError
 
 # The number of places of a table without `max_rows`: 64 MB for rows of 16 float32.
@@ -85,7 +85,7 @@ class LocalPlaces(tf.Module):
             self.index = tf.lookup.experimental.MutableHashTable(
                 tf.int64, tf.int64, -1, experimental_is_anonymous=True
             )
-            self._indexed = counter()
+            self._indexed = numbers()
 
     @property
     def num_rows(self) -> int:
@@ -201,24 +201,6 @@ class LocalPlaces(tf.Module):
         assign(self._indexed, digest)
 
 
-def counter() -> tf.Variable:
-    """Return a variable that is 0."""
-    return tf.Variable(
-        0,
-        dtype=tf.int64,
-        trainable=False,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-
-
 def digest_of(ids: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
     """Return the sum, over rows, of a number that follows from id and place."""
     return tf.reduce_sum(mixed(mixed(ids) + places))
-
-
-# These write by the handle, as a replica of a CentralStorageStrategy cannot assign in a `tf.cond`,
-# and on the device of the variable, which may be a GPU.
-def assign(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Set the value of a variable."""
-    with tf.device(None):
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)

@@ -139,7 +139,7 @@ def becomes_slot(variable: keras.Variable) -> bool:
     return True
 
 
-# It writes by the handle, as a replica of a CentralStorageStrategy cannot assign in a `tf.cond`,
+# These write by the handle, as a replica of a CentralStorageStrategy cannot assign in a `tf.cond`,
 # and on the device of the variable, which may be a GPU.
 def scatter(
     variable: keras.Variable, places: tf.Tensor | np.ndarray, rows: tf.Tensor | np.ndarray
@@ -149,3 +149,18 @@ def scatter(
         tf.raw_ops.ResourceScatterUpdate(
             resource=variable.handle, indices=places, updates=tf.cast(rows, variable.dtype)
         )
+
+
+def assign(variable: Any, value: tf.Tensor) -> None:
+    """Set the value of a variable."""
+    with tf.device(None):
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def numbers(*shape: int) -> tf.Variable:
+    """Return a variable of zeros, int64."""
+    return tf.Variable(
+        tf.zeros(shape, tf.int64),
+        trainable=False,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )

@@ -15,8 +15,9 @@ from kerasps import _compat
 from kerasps.dynamic.ids.admission import Admission
 from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.dynamic.local.local_candidates import LocalCandidates, admitted
-from kerasps.dynamic.local.local_places import LocalPlaces, counter
-from kerasps.dynamic.local.local_rows import LocalSlot
+from kerasps.dynamic.local.local_places import LocalPlaces, digest_of
+from kerasps.dynamic.local.local_rows import LocalSlot, numbers, scatter
+from kerasps.dynamic.local.local_usage import LocalUsage
 
 _LOGGER = logging.getLogger("kerasps")
 # A warning is logged when this share of the places is in use.
@@ -38,6 +39,7 @@ class LocalTable(LocalPlaces):
 
     Attributes:
         candidates: the ids that are counted and have no row; None if none are counted.
+        usage: notes the use of rows; None without eviction.
     """
 
     def __init__(
@@ -47,21 +49,25 @@ class LocalTable(LocalPlaces):
         most = None if initializer.admission is None else initializer.admission.max_candidates
         self.candidates = None if most is None else LocalCandidates(add_weight, most)
         self._slots: list[weakref.ref[LocalSlot]] = []
+        eviction = initializer.eviction
+        self.usage = None if eviction is None else LocalUsage(add_weight, self.rows, eviction)
         with tf.init_scope(), tf.device("CPU:0"):
-            self._num_refused, self._num_dropped = counter(), counter()
+            self._num_refused, self._num_dropped = numbers(), numbers()
 
     @property
     def figures(self) -> dict[str, int | float]:
         """The numbers of the table (see `DynamicEmbedding.figures`)."""
         candidates = self.candidates
+        of_evictions = {} if self.usage is None else self.usage.figures
         return {
             "rows": self.num_rows,
             "bytes": self.num_rows * self._width * tf.as_dtype(self.rows.dtype).size,
-            "inserted": self.num_rows,
+            "inserted": self.num_rows + of_evictions.get("evicted", 0),
             "candidates": 0 if candidates is None else candidates.num_rows,
             "refused_for_room": self.num_refused,
             "refused_by_admission": int(self._num_dropped.numpy()),
             **dict.fromkeys(("evicted", "mean_age_of_evicted", "resurrected", "pushed_ids"), 0),
+            **of_evictions,
         }
 
     @property
@@ -142,6 +148,9 @@ class LocalTable(LocalPlaces):
     def remove_rows(self, ids: np.ndarray) -> int:
         """Remove the rows of different ids, and the counts of candidates; return how many rows."""
         before = self.num_rows
+        if self.usage is not None:
+            places = self.places_of(ids)
+            self.usage.tell_gone(tf.constant(ids[places >= 0]), tf.constant(places[places >= 0]))
         for of_ids in (self, self.candidates):
             if of_ids is not None:
                 kept = np.setdiff1d(of_ids.sorted_ids(), ids, assume_unique=True)
@@ -160,7 +169,9 @@ class LocalTable(LocalPlaces):
         with tf.device("CPU:0"):
             self.renew_index()
             found = self.places(ids)
-            met = [] if admission is None else self._met_before(ids)
+            met = [] if admission is None and self.usage is None else self._met_before(ids)
+            if self.usage is not None and not admits_all:
+                self._use(self.usage, ids, found, is_first=not met)
             return tf.cond(
                 tf.reduce_any(found < 0),
                 lambda: self._make(ids, found, admission, met),
@@ -214,7 +225,7 @@ class LocalTable(LocalPlaces):
             met: ids that the step has met before, which get no rows.
         """
         missing = tf.unique(tf.boolean_mask(ids, places < 0)).y
-        if met:
+        if met and admission is not None:
             missing = tf.raw_ops.ListDiff(x=missing, y=tf.concat(met, 0)).out
         new = admitted(admission, self.candidates, self._initializer.salt, missing)
         dropped = tf.size(missing, tf.int64) - tf.size(new, tf.int64)
@@ -226,10 +237,52 @@ class LocalTable(LocalPlaces):
                 made = tf.identity(new)
         else:
             made = new[:room]
-        refused = tf.size(new, tf.int64) - tf.size(made, tf.int64)
-        self._note_room(before, before + tf.size(made, tf.int64), refused)
+        others = new[tf.size(made) :]
+        if (usage := self.usage) is not None:
+            replaced = tf.cond(
+                tf.size(others) > 0,
+                lambda: self._replace_first(usage, others, before),
+                lambda: 0,
+            )
+            others = others[replaced:]
+        self._note_room(before, before + tf.size(made, tf.int64), tf.size(others, tf.int64))
         self.append(made)
+        if self.usage is not None:
+            self.usage.begin(tf.range(before, before + tf.size(made, tf.int64)))
         return self.places(ids)
+
+    def _use(self, usage: LocalUsage, ids: tf.Tensor, places: tf.Tensor, *, is_first: bool) -> None:
+        """Note that a call uses rows; let those begin anew whose time is over.
+
+        Args:
+            is_first: whether the call is the first one of its step.
+        """
+        if is_first:
+            usage.begin_step()
+        usage.asked(tf.size(tf.unique(ids).y, tf.int64))
+        used = tf.unique(tf.boolean_mask(places, places >= 0)).y
+        expired = tf.boolean_mask(used, usage.expired(used))
+        self._replace(usage, expired, self.ids_at(expired))
+        usage.note(used)
+
+    def _replace_first(self, usage: LocalUsage, ids: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
+        """Make rows of ids in place of those that go first; return of how many."""
+        places = usage.first_in_order(tf.size(ids, tf.int64), num_rows)
+        self._replace(usage, places, ids[: tf.size(places)])
+        return tf.size(places)
+
+    def _replace(self, usage: LocalUsage, places: tf.Tensor, ids: tf.Tensor) -> None:
+        """Give different places, and their slots, to the first rows of ids."""
+        gone = self.ids_at(places)
+        usage.tell_gone(gone, places)
+        self.index.remove(gone)
+        self.index.insert(ids, places)
+        self.write(places, self._initializer.rows(ids), ids)
+        for slot in [slot for ref in self._slots if (slot := ref()) is not None]:
+            begun = slot.initializer([1, *slot.shape[1:]], dtype=slot.dtype)
+            scatter(slot, places, tf.repeat(begun, tf.size(places), 0))
+        usage.begin(places)
+        self.set_size(self.num_rows_now, digest_of(ids, places) - digest_of(gone, places))
 
     def _fits(self, new: tf.Tensor, room: tf.Tensor) -> tf.Operation | None:
         return tf.debugging.Assert(
@@ -248,7 +301,7 @@ class LocalTable(LocalPlaces):
         """Count rows that are not made; warn once of the first, and when little room is left."""
         much = math.ceil(_NEARLY_FULL * self.num_places)
         first = (refused > 0) & tf.equal(self._num_refused, 0)
-        much_now = (before < much) & (after >= much)
+        much_now = (before < much) & (after >= much) & (self.usage is None)
         tf.raw_ops.AssignAddVariableOp(resource=self._num_refused.handle, value=refused)
 
         def warn() -> tf.Tensor:

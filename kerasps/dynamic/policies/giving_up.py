@@ -67,6 +67,8 @@ class Push:
         numbers = part.gather_numbers(self._at(*fields))
         before, self._rows, self._used = tf.unstack(tf.reshape(numbers, [len(fields), -1]))
         self._ticks = before + 1
+        # The tick of the first push whose rows stay: with synchronous updates, of the open joint.
+        self._stay = self._ticks if asked.held is None else self._ticks - asked.held
         self._firsts = np.array([table.region.first for table in tables if table.region], np.int64)
         self._which, self._places = asked.which, places
         is_made = tf.equal(found, 0) & (places > 0)
@@ -142,6 +144,7 @@ class Push:
         if self._evictions[0].ttl_seconds is not None:  # the others keep seconds, too
             limits = [math.ceil(e.ttl_seconds or 0) for e in self._evictions]
             is_over |= this_second() - usage["second"] > of_tables(limits, which, np.int32)
+        is_over &= usage["used"] < tf.cast(tf.gather(self._stay, which), tf.int32)
         expired = tf.where(is_row & is_over)[:, 0]
         least = np.array([table.least for table in self._tables])
         return self._at_most(
@@ -162,16 +165,17 @@ class Push:
         draws = (count + _TOGETHER - 1) // _TOGETHER
         which = tf.repeat(tf.range(len(self._tables)), draws)
         number = tf.range(tf.reduce_sum(draws)) - tf.gather(tf.cumsum(draws, exclusive=True), which)
-        ticks, used, of_table, wanted = (
-            tf.gather(values, which) for values in (self._ticks, self._used, draws, count)
+        ticks, stay, used, of_table, wanted = (
+            tf.gather(values, which)
+            for values in (self._ticks, self._stay, self._used, draws, count)
         )
         seeds = mixed(mixed(ticks) + number)
         position = spread_positions(seeds, number, of_table, used, _DRAWS)
         firsts = tf.gather(tf.constant(self._firsts), which)[:, None]
         places = tf.where(position >= 0, firsts + position, tf.zeros_like(position))
         is_row, usage = self._rows_at(places, which[:, None])
-        # No row that this push uses.
-        may_go = is_row & (usage["used"] < tf.cast(ticks, tf.int32)[:, None])
+        # No row that this push uses, or an earlier one that is not applied yet.
+        may_go = is_row & (usage["used"] < tf.cast(stay, tf.int32)[:, None])
         scores = self._scores(places, usage)
         scores = tf.where(may_go, scores, scores.dtype.max)
         _, first = tf.math.top_k(-scores, _TOGETHER)

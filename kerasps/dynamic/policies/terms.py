@@ -96,11 +96,14 @@ class AskedKeys(NamedTuple):
         table_of: int32: the index of the table of each key, among those of the run; None if there
             is one table.
         had_row: whether each key had a row when the step pulled it; None if that is not known.
+        held: how many pushes before this one have rows that must stay, since their gradients are
+            applied later; None for none.
     """
 
     keys: tf.Tensor
     table_of: tf.Tensor | None = None
     had_row: tf.Tensor | None = None
+    held: tf.Tensor | None = None
 
     @classmethod
     def of(cls, sent: tf.Tensor, num_tables: int, had_row: tf.Tensor | None = None) -> AskedKeys:

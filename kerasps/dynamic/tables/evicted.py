@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from kerasps.dynamic.tables.table_access import TableAccess
 from kerasps.errors import InputError
 
 # For each ps: when it began to note them, and how many it has noted.
 Mark = tuple[tuple[int, int], ...]
+
+
+class Table(Protocol):
+    """A table in parts that note the ids of removed rows (see `TableAccess`)."""
+
+    @property
+    def num_parts(self) -> int: ...
+
+    def gone_since(self, since: Sequence[int]) -> Sequence[Sequence[Any]]: ...
 
 
 class EvictedIds(NamedTuple):
@@ -29,17 +38,17 @@ class EvictedIds(NamedTuple):
     is_complete: bool
 
 
-def evicted_since(access: TableAccess, since: object) -> EvictedIds:
+def evicted_since(table: Table, since: object) -> EvictedIds:
     """Return the ids that were removed after a mark.
 
     Raises:
         InputError: `since` is no mark.
     """
-    num_parts = access.num_parts
+    num_parts = table.num_parts
     known = _checked(since)
     # Another number of ps, or another ps: all that there are.
     known = known if len(known) == num_parts else ((0, 0),) * num_parts
-    found = access.gone_since([0 if since is None else count for _, count in known])
+    found = table.gone_since([0 if since is None else count for _, count in known])
     mark, ids, is_complete = [], [], True
     for (born, count), (born_now, count_now, of_part) in zip(known, found, strict=True):
         mark.append((int(born_now), int(count_now)))

@@ -153,10 +153,14 @@ class _Aside:
             clock=None,
         )
 
-    def add(self, message: PushMessage, places: RowPlaces) -> None:
-        """Buffer the content of a push. Runs on the ps, under the lock."""
-        # Rows are made when the first push comes with them.
-        places = places.resolved()
+    def add(self, message: PushMessage, places: RowPlaces, before: tf.Tensor) -> None:
+        """Buffer the content of a push. Runs on the ps, under the lock.
+
+        Args:
+            before: how many pushes are buffered.
+        """
+        # Rows are made when the first push comes with them, and stay until the joint is applied.
+        places = places.resolved(held=before)
         for rows in self._ids:
             rows.add(tf.cast(places[rows.run], tf.int32))
         updates = [
@@ -267,7 +271,7 @@ class DeviceJoints:
         aside = self._held
 
         def set_aside() -> None:
-            aside.add(message, places)
+            aside.add(message, places, member.state.contributions)
 
         def count() -> None:
             # A push that is too late counts as well, so that it is not redone.

@@ -54,9 +54,20 @@ class RowPlaces(dict[ShardRun, tf.Tensor | AskedKeys]):
         """Return the number of requested rows of `runs` together."""
         return _number(self[runs[0]]) if len(runs) == 1 else tf.reduce_sum(self.counts(runs))
 
-    def resolved(self) -> RowPlaces:
-        """Return the places of rows to update; make missing ones. On the ps, under its lock."""
-        places = RowPlaces({run: run.places(asked) for run, asked in self.items()})
+    def resolved(self, held: tf.Tensor | None = None) -> RowPlaces:
+        """Return the places of rows to update; make missing ones. On the ps, under its lock.
+
+        Args:
+            held: how many earlier pushes have rows that must stay (see `AskedKeys`).
+        """
+        places = RowPlaces(
+            {
+                run: run.places(
+                    asked._replace(held=held) if isinstance(asked, AskedKeys) else asked
+                )
+                for run, asked in self.items()
+            }
+        )
         places._lengths = dict(self._lengths)
         return places
 

@@ -306,9 +306,27 @@ def tf_checkpoint(model):
     return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
 
-def test_a_table_in_one_process_gives_up_rows_only_by_hand():
-    with pytest.raises(kerasps.UnsupportedError, match="cannot give up rows here"):
-        make_model(eviction=Eviction())
+def test_the_use_of_rows_goes_to_one_process_and_back(strategy, tmp_path):
+    eviction = Eviction("lfu", ttl_seconds=1000)
+    model, (table,) = made(strategy, eviction=eviction)
+    train(model, [moving(1)])
+    model.save_weights(tmp_path / "on.weights.h5")
+    local, (there,) = make_model(eviction=eviction, max_rows=MAX_ROWS)
+    local.load_weights(tmp_path / "on.weights.h5")
+    kept = ids_of(table)
+    np.testing.assert_array_equal(ids_of(there), kept)
+    np.testing.assert_array_equal(there._usage.find_rows(kept), table._usage.find_rows(kept))
+    # There, too, the rows that are used least go first.
+    train(local, [np.arange(10**6, 10**6 + 2 * MAX_ROWS).reshape(-1, 2)])
+    assert there.num_rows == MAX_ROWS
+    local.save_weights(tmp_path / "local.weights.h5")
+    model.load_weights(tmp_path / "local.weights.h5")
+    kept = ids_of(there)
+    np.testing.assert_array_equal(ids_of(table), kept)
+    np.testing.assert_array_equal(table._usage.find_rows(kept), there._usage.find_rows(kept))
+
+
+def test_rows_are_given_up_by_hand_in_one_process():
     model, (table,) = make_model([CountAdmission(2)])
     ids = np.tile(np.arange(64).reshape(-1, 2), (2, 1))
     train(model, [ids])
