@@ -18,7 +18,9 @@ from kerasps.dynamic.ids.rows_of_ids import check_different
 from kerasps.dynamic.parts.figures import norms_of_some
 from kerasps.dynamic.parts.key_part import PIECE
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage
+from kerasps.dynamic.policies.stamps import stamp
 from kerasps.dynamic.policies.terms import AskedKeys, SlotTerms
+from kerasps.dynamic.tables.changed import RowChanges
 from kerasps.dynamic.tables.table_access import Located, TableAccess, called_range, spanning
 from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
@@ -86,6 +88,11 @@ class RowAccess:
                 ids, values = read.call(first, batch)
                 if len(ids):
                     yield ids, values
+
+    @functools.cached_property
+    def changes(self) -> RowChanges:
+        """Tells which rows changed."""
+        return RowChanges(self._shards)
 
     def some_norms(self, most: int) -> np.ndarray:
         """Return the norms of rows at up to `most` places of each part, drawn at random."""
@@ -304,6 +311,7 @@ def _writer(rows: KeyedRows) -> OnPS:
 
     def write(places: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         rows.store.scatter(places, values)
+        stamp(rows.part, places)
         return tf.size(places)
 
     return OnPS(
