@@ -139,7 +139,10 @@ class LayerWithRows(keras.layers.Layer):
             InputError: `version` is no version.
         """
         batch = whole_number("batch", batch, "such as 65536", least=1)
-        changes: ChangedRows = self._table.changed_since(version, batch)
+        table = self._table
+        if self._local is not None:
+            return self._local.changed_since(version, batch)
+        changes: ChangedRows = table.access.changes.since(version, batch)
         return changes
 
     def load_rows(self, ids: ArrayLike, rows: ArrayLike) -> None:

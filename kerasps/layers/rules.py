@@ -1,4 +1,4 @@
-"""The rules by which ids of a `DynamicEmbedding` get rows and lose them, and what it tells, for users."""
+"""The rules by which ids of a `DynamicEmbedding` get rows and lose them, and its answers."""
 
 from __future__ import annotations
 

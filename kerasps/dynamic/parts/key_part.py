@@ -20,7 +20,7 @@ from kerasps.dynamic.policies.candidates import admitted
 from kerasps.dynamic.policies.giving_up import Push
 from kerasps.dynamic.policies.gone import tell_gone
 from kerasps.dynamic.policies.regions import new_places
-from kerasps.dynamic.policies.stamps import MOST_REMOVED, stamp, tell_removed
+from kerasps.dynamic.policies.stamps import MOST_REMOVED, stamp, tell_removed, tell_replaced
 from kerasps.dynamic.policies.terms import (
     MEETING,
     NO_TABLE,
@@ -385,25 +385,14 @@ class KeyPart:
             local,
             touched,
         )
-        replaced = [] if found.replaced is None else self._replace(found.replaced)
-        with tf.control_dependencies([found.places, *replaced]):
+        keys = [] if found.replaced is None else [self.store(self.keys).gather(found.replaced)]
+        told = [] if found.replaced is None else tell_replaced(self, keys[0], found.replaced)
+        with tf.control_dependencies([found.places, *keys, *told]):
+            taken = [self.index.remove(each) for each in keys]
+        with tf.control_dependencies(taken):
             add = self.add_to_numbers(found.at, found.changes)
         with tf.control_dependencies([add]):
             return tf.identity(found.places)
-
-    def _replace(self, places: tf.Tensor) -> list[Any]:
-        """Take the keys at some places, which others get, out of the index."""
-        keys, tags = (self.store(holder).gather(places) for holder in (self.keys, self.tags))
-        with tf.control_dependencies([keys, tags]):
-            return [self.index.remove(keys), *tell_removed(self, keys, table_in(tags))]
-
-    def find(self, keys: tf.Tensor) -> tf.Tensor:
-        """Return the place of each key, 0 for one that has none. Needs no lock."""
-        return self.index.find(keys)
-
-    def number(self, at: int) -> tf.Tensor:
-        """Return one of `numbers`."""
-        return self.store(self.numbers).gather(tf.constant(at, tf.int32))
 
     def gather_numbers(self, at: Sequence[int]) -> tf.Tensor:
         """Return some of `numbers`."""

@@ -8,6 +8,7 @@ Removed rows are told in a ring of bounded length, by key and table, and counted
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -29,28 +30,34 @@ from kerasps.variables.storage.named import NamedVariable
 MOST_REMOVED = 1 << 20
 
 
+class Index(Protocol):
+    """The index of a part (see `KeyIndex`)."""
+
+    def find(self, keys: tf.Tensor) -> tf.Tensor: ...
+
+
 class Part(Protocol):
     """The part of a pool that has rows (see `KeyPart`)."""
 
     stamps: NamedVariable
     removed: NamedVariable
+    numbers: NamedVariable
     keys: NamedVariable
     tags: NamedVariable
 
+    @property
+    def index(self) -> Index: ...
+
     def store(self, holder: NamedVariable) -> RowStore: ...
 
-    def number(self, at: int) -> tf.Tensor: ...
-
-    def add_to_numbers(self, at: list[int], changes: tf.Tensor) -> tf.Operation: ...
+    def add_to_numbers(self, at: Sequence[int], changes: tf.Tensor) -> tf.Operation: ...
 
     def span(self, holder: Holder) -> tf.Tensor: ...
-
-    def find(self, keys: tf.Tensor) -> tf.Tensor: ...
 
 
 def stamp(part: Part, places: tf.Tensor) -> tf.Operation:
     """Note that rows at some places change. Call under the lock."""
-    version = part.number(VERSION)
+    version = _number(part, VERSION)
     # Until somebody asks, only place 0 is written, so that stamps take no memory.
     return tf.raw_ops.ResourceScatterUpdate(
         resource=part.stamps.handle,
@@ -65,8 +72,8 @@ def tell_removed(part: Part, keys: tf.Tensor, tables: tf.Tensor) -> list[tf.Oper
     Args:
         tables: the number of the table of each, int32.
     """
-    before, count = part.number(REMOVED), tf.size(keys, tf.int64)
-    kept = tf.minimum(count, MOST_REMOVED) * tf.minimum(part.number(VERSION), 1)
+    before, count = _number(part, REMOVED), tf.size(keys, tf.int64)
+    kept = tf.minimum(count, MOST_REMOVED) * tf.minimum(_number(part, VERSION), 1)
     # Of more than the ring holds, the last ones.
     number = tf.range(count - kept, count)
     told = tf.stack([keys, tf.cast(tables, tf.int64)], 1)
@@ -79,13 +86,18 @@ def tell_removed(part: Part, keys: tf.Tensor, tables: tf.Tensor) -> list[tf.Oper
         return [write, part.add_to_numbers([REMOVED], count[None])]
 
 
+def tell_replaced(part: Part, keys: tf.Tensor, places: tf.Tensor) -> list[tf.Operation]:
+    """Note that keys lose their places to others. Call under the lock, before tags change."""
+    return tell_removed(part, keys, table_in(part.store(part.tags).gather(places)))
+
+
 def ask(part: Part) -> list[tf.Tensor]:
     """Begin a version, and return it. Call under the lock.
 
     Returns:
         When the part was made, as a number; the version; how many rows were removed before.
     """
-    born, version, removed = (part.number(at) for at in (BORN, VERSION, REMOVED))
+    born, version, removed = (_number(part, at) for at in (BORN, VERSION, REMOVED))
     with tf.control_dependencies([born, version, removed]):
         add = part.add_to_numbers([VERSION], tf.ones([1], tf.int64))
     with tf.control_dependencies([add]):
@@ -108,9 +120,9 @@ def removed_between(
     told = part.store(part.removed).gather(numbers % MOST_REMOVED)
     told.set_shape([None, 2])
     keys = tf.gather(told[:, 0], tf.where(tf.equal(told[:, 1], holder.number))[:, 0])
-    keys = tf.gather(keys, tf.where(tf.equal(part.find(keys), 0))[:, 0])
+    keys = tf.gather(keys, tf.where(tf.equal(part.index.find(keys), 0))[:, 0])
     with tf.control_dependencies([keys]):
-        after = part.number(REMOVED)
+        after = _number(part, REMOVED)
     return [unmixed(keys) - salt_in_pool(holder.number), after]
 
 
@@ -134,6 +146,10 @@ def rows_at(part: Part, holder: Holder, rows: RowStore, places: tf.Tensor) -> li
     places = _places_of(part, holder, places)
     ids = unmixed(part.store(part.keys).gather(places)) - salt_in_pool(holder.number)
     return [ids, rows.gather(places)]
+
+
+def _number(part: Part, at: int) -> tf.Tensor:
+    return part.store(part.numbers).gather(tf.constant(at, tf.int32))
 
 
 def _places_of(part: Part, holder: Holder, places: tf.Tensor) -> tf.Tensor:

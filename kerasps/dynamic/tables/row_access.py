@@ -44,6 +44,7 @@ class RowAccess:
 
     Attributes:
         table: the access to the table, which its slots share.
+        changes: tells which rows changed.
     """
 
     def __init__(self, storage: KeyedStorage) -> None:
@@ -53,6 +54,7 @@ class RowAccess:
         if self._record.access is None:
             self._record.access = TableAccess(storage)
         self.table: TableAccess = self._record.access
+        self.changes = RowChanges(self._shards)
 
     @property
     def dtype(self) -> tf.DType:
@@ -88,11 +90,6 @@ class RowAccess:
                 ids, values = read.call(first, batch)
                 if len(ids):
                     yield ids, values
-
-    @functools.cached_property
-    def changes(self) -> RowChanges:
-        """Tells which rows changed."""
-        return RowChanges(self._shards)
 
     def some_norms(self, most: int) -> np.ndarray:
         """Return the norms of rows at up to `most` places of each part, drawn at random."""

@@ -16,7 +16,6 @@ from kerasps.dynamic.ids.keys import part_of
 from kerasps.dynamic.ids.rows_of_ids import CountsOfIds, RowsOfIds, UsageOfRows
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage, no_gradient
 from kerasps.dynamic.policies.terms import AskedKeys, Field
-from kerasps.dynamic.tables.changed import ChangedRows
 from kerasps.dynamic.tables.row_access import RowAccess, access_to
 from kerasps.dynamic.tables.row_files import (
     RowsById,
@@ -187,10 +186,6 @@ class KeyedVariable(ParameterServerVariable, VariableById):
     def row_items(self, batch: int = _BATCH) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Iterate over pieces of the rows that there are, and their ids, in no order."""
         return self.access.items(batch)
-
-    def changed_since(self, version: object, batch: int) -> ChangedRows:
-        """Return the rows that changed since a version."""
-        return self.access.changes.since(version, batch)
 
     def write_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         note_assignment()
