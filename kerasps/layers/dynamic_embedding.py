@@ -183,6 +183,7 @@ class DynamicEmbedding(LayerWithRows):
             eviction=self.eviction,
             max_bytes_per_ps=self.max_bytes_per_ps,
         )
+        self.rows_of_ids = initializer
         strategy = strategy_of_new_variables()
         self._check_eviction(strategy)
         if is_ours(strategy):

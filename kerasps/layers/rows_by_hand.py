@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from kerasps.dynamic.ids.eviction import Eviction
 from kerasps.dynamic.ids.keys import ids_of
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.dynamic.local.local_table import LocalTable
 from kerasps.dynamic.tables.changed import ChangedRows
 from kerasps.dynamic.tables.evicted import EvictedIds, evicted_since
@@ -27,11 +28,13 @@ class LayerWithRows(keras.layers.Layer):
         output_dim: the length of a row.
         eviction: the rule by which rows are given up; None for none.
         embeddings: the weight with the rows.
+        rows_of_ids: how the table begins, once the layer is built.
     """
 
     output_dim: int
     eviction: Eviction | None
     embeddings: Any
+    rows_of_ids: RowsOfIds
     # The table in this process; None if it is on ps.
     _local: LocalTable | None = None
     # The weight with the counts of candidates.
