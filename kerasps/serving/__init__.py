@@ -7,10 +7,11 @@ delta once, in order, or an error that names a file; and no part of a delta whos
 from __future__ import annotations
 
 from kerasps.serving.deltas import Delta, State, TableDelta
+from kerasps.serving.follower import Follower
 from kerasps.serving.reader import DeltaReader
 
-__all__ = ["Delta", "DeltaReader", "State", "TableDelta"]
+__all__ = ["Delta", "DeltaReader", "Follower", "State", "TableDelta"]
 
 # Users import them from here.
-for _public in (Delta, DeltaReader, State, TableDelta):
+for _public in (Delta, DeltaReader, Follower, State, TableDelta):
     _public.__module__ = __name__
