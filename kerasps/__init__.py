@@ -11,8 +11,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kerasps import layers, metrics
-    from kerasps.callbacks import BackupAndRestore, ClusterMonitor, StalenessLogger, TableMetrics
+    from kerasps import layers, metrics, serving
+    from kerasps.callbacks import (
+        BackupAndRestore,
+        ClusterMonitor,
+        DeltaExport,
+        StalenessLogger,
+        TableMetrics,
+    )
     from kerasps.central_storage import CentralStorageStrategy
     from kerasps.cluster.description.cluster_description import ClusterDescription
     from kerasps.cluster.description.protocol import ClusterResolver
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ClusterClosedError,
         ClusterConfigError,
+        DeltaError,
         InputError,
         KeraspsError,
         MissingNameError,
@@ -69,6 +76,8 @@ __all__ = [
     "ClusterMonitor",
     "ClusterResolver",
     "DatasetCreator",
+    "DeltaError",
+    "DeltaExport",
     "EvalSpec",
     "Evaluation",
     "FixedShardsPartitioner",
@@ -113,6 +122,7 @@ __all__ = [
     "__version__",
     "layers",
     "metrics",
+    "serving",
     "train_and_evaluate",
 ]
 
@@ -127,6 +137,7 @@ _MODULES = {
     "ClusterMonitor": "callbacks",
     "ClusterResolver": "cluster.description.protocol",
     "DatasetCreator": "inputs",
+    "DeltaExport": "callbacks",
     "EvalSpec": "worker_driven",
     "Evaluation": "evaluator.sidecar",
     "FixedShardsPartitioner": "variables",
@@ -161,6 +172,7 @@ _MODULES = {
     "WorkerStaleness": "training.contract.staleness",
     "layers": "layers",
     "metrics": "metrics",
+    "serving": "serving",
     "train_and_evaluate": "worker_driven",
 }
 
@@ -204,7 +216,7 @@ if not TYPE_CHECKING:
             if error is None:
                 raise
             raise error from exc
-        if name in ("layers", "metrics"):
+        if name in ("layers", "metrics", "serving"):
             return module
         value = getattr(module, name)
         if not isinstance(value, str):

@@ -254,6 +254,8 @@ _NAMES = (
         ("tensor_callable", "dtype", "device")),
     Row("saved_model", f"{_T}.saved_model:save", EXPORTS, "patched: `save_and_return_nodes`, which "
         "`tf.saved_model.save` calls, and which traces the model's functions"),
+    Row("input_signature_of", f"{_K}.export.export_utils:get_input_signature", EXPORTS,
+        "the inputs of an export with `updatable=True`", ("model",)),
     Row("saving_api", f"{_K}.saving:saving_api", FILES,
         "patched: `save_model` and `load_model` are behind `model.save` and `keras.saving`"),
     Row("ask_to_overwrite", f"{_K}.utils.io_utils:ask_to_proceed_with_overwrite", FILES,

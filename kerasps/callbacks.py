@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from kerasps import checks
 from kerasps.base_strategy import BaseStrategy
+from kerasps.delta_export import DeltaExport as DeltaExport  # users take it from here
 from kerasps.layers.table_metrics import TableMetrics as TableMetrics  # users take it from here
 from kerasps.tools.monitoring.metrics import METRICS
 from kerasps.tools.monitoring.scalars import EventFile, write_scalar

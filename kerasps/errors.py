@@ -9,6 +9,7 @@
     │   ├── PSLostError
     │   └── WorkerLostError
     ├── CheckpointError        (RuntimeError)     an evaluator cannot read a checkpoint
+    ├── DeltaError             (RuntimeError)     a file of a chain of deltas cannot be used
     ├── InputError             (ValueError)       a method of a model got input it cannot use
     ├── MissingNameError       (ImportError)      Keras or TensorFlow lacks a name that it needs
     └── UnsupportedError       (ValueError)       a feature that cannot work with parameter servers
@@ -79,6 +80,10 @@ class CheckpointError(KeraspsError, RuntimeError):
     """A side-car evaluator cannot read the newest checkpoint."""
 
 
+class DeltaError(KeraspsError, RuntimeError):
+    """A file of a chain of deltas is missing, damaged, or of another chain or model."""
+
+
 class InputError(KeraspsError, ValueError):
     """`fit`, `evaluate` or `predict` got input that cannot be used."""
 
@@ -101,6 +106,7 @@ for _public in (
     PSLostError,
     WorkerLostError,
     CheckpointError,
+    DeltaError,
     InputError,
     MissingNameError,
     UnsupportedError,

@@ -20,6 +20,7 @@ from kerasps.inputs import DatasetCreator
 from kerasps.runtime.connected import check_not_closed, connected_host, connected_strategy
 from kerasps.runtime.errors import translated_errors
 from kerasps.saving.saved_model import exporting, track_stand_ins
+from kerasps.saving.updatable import export_updatable
 from kerasps.variables.keras.adoption import adopt_model, strategy_of
 
 
@@ -102,6 +103,14 @@ def distribute_strategy(original: Original, self: keras.Model) -> Any:
     """`Trainer.distribute_strategy`: for eager steps, return one that runs them here."""
     strategy = original(self)
     return training.StrategyOfLoop(strategy) if training.is_running_eagerly(self) else strategy
+
+
+def export(original: Original, self: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """`Model.export`: with `updatable=True`, export a SavedModel that deltas update."""
+    if kwargs.pop("updatable", False):
+        export_updatable(self, filepath, *args, **kwargs)
+    else:
+        original(self, filepath, *args, **kwargs)
 
 
 def exported(original: Original, obj: object, *args: object, **kwargs: object) -> Any:

@@ -134,6 +134,8 @@ PATCHES: tuple[Patch, ...] = (
           "reads the slots of tables without a vocabulary", KERAS),
     Patch(_BACKUP, "_save_model", backups.save, BACKUPS, _RESUMING, KERAS),
     Patch(_BACKUP, "_load_model", backups.load, BACKUPS, _RESUMING, KERAS),
+    Patch(_MODEL, "export", models.export, EXPORTS,
+          "with `updatable=True`, writes a SavedModel that deltas update", KERAS),
     Patch(_ARCHIVE, "add_endpoint", models.exported, EXPORTS, _EXPORTING, KERAS),
     Patch(_ARCHIVE, "write_out", models.exported, EXPORTS, _EXPORTING, KERAS),
     Patch("saved_model", "save_and_return_nodes", models.exported, EXPORTS,
@@ -158,6 +160,7 @@ PATCHES: tuple[Patch, ...] = (
 # fmt: on
 
 _OF_TABLES = {
+    (_MODEL, "export"),
     (_VARIABLE, "__init__"),
     (_OPTIMIZER, "add_variable_from_reference"),
     (_OPTIMIZER, "save_own_variables"),

@@ -24,6 +24,7 @@ from kerasps.layers.arguments import refuse, whole_number
 from kerasps.layers.bags import are_alike, bags_of, described, is_ragged, is_sparse
 from kerasps.layers.rows_by_hand import LayerWithRows
 from kerasps.saving.saved_model import Export
+from kerasps.saving.updatable import UpdatableExport
 from kerasps.variables.lanes.phase import (
     current_phase,
     strategy_of_new_variables,
@@ -182,6 +183,7 @@ class DynamicEmbedding(LayerWithRows):
             eviction=self.eviction,
             max_bytes_per_ps=self.max_bytes_per_ps,
         )
+        self.rows_of_ids = initializer
         strategy = strategy_of_new_variables()
         if is_ours(strategy):
             self.embeddings = self.add_weight(
@@ -253,9 +255,12 @@ class DynamicEmbedding(LayerWithRows):
 
     def _take(self, ids: tf.Tensor, training: bool) -> tf.Tensor:
         ids = as_ids(tf.convert_to_tensor(ids))
+        phase = current_phase()
+        if isinstance(phase, UpdatableExport):
+            return phase.take(self.embeddings.path, ids)
         if self._local is None:
             return self.embeddings.take(ids)
-        if not isinstance(current_phase(), Export | None):
+        if not isinstance(phase, Export | None):
             raise UnsupportedError(
                 f"The layer {self.name!r} was built outside of the scope of the strategy, so its "
                 "table is in this process, where workers do not reach it. Expected: a "

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.dynamic.parts.keyed_rows import KeyedStorage
 from kerasps.dynamic.tables.row_files import TableValue
 from kerasps.runtime.connected import check_not_closed
@@ -24,7 +25,7 @@ from kerasps.variables import NamedVariable, ParameterServerVariable, current_ph
 from kerasps.variables.rows.sharding import ShardedStorage, WholeValue, from_start
 
 
-class _StandIn(NamedVariable):
+class StandIn(NamedVariable):
     """The variable that replaces a sharded one, or a part of a table, in a SavedModel.
 
     It has no value in this process. The checkpoint has the value, from the ps, under its key.
@@ -47,7 +48,7 @@ class _StandIn(NamedVariable):
         return {"VARIABLE_VALUE": self._stored}
 
 
-class _Places(tf.saved_model.experimental.TrackableResource):
+class Places(tf.saved_model.experimental.TrackableResource):
     """The hash table of a SavedModel from the ids of a table to the places of their rows.
 
     It is filled from the ids when the SavedModel is loaded, so they are not in the graph.
@@ -64,6 +65,11 @@ class _Places(tf.saved_model.experimental.TrackableResource):
         # goes with it.
         return tf.raw_ops.AnonymousHashTable(key_dtype=tf.int64, value_dtype=tf.int64)
 
+    def _create_named(self, name: str) -> tf.Tensor:
+        return tf.raw_ops.HashTableV2(
+            container="", shared_name=name, key_dtype=tf.int64, value_dtype=tf.int64
+        )
+
     def _export_to_saved_model_graph(
         self, object_map: Any, tensor_map: Any, **unused: object
     ) -> list[tf.Tensor]:
@@ -72,12 +78,7 @@ class _Places(tf.saved_model.experimental.TrackableResource):
         del unused
         exported = copy.copy(self)
         with tf.device(self._resource_device):
-            exported._resource_handle = tf.raw_ops.HashTableV2(
-                container="",
-                shared_name=f"kerasps_{uuid.uuid4().hex}",
-                key_dtype=tf.int64,
-                value_dtype=tf.int64,
-            )
+            exported._resource_handle = self._create_named(f"kerasps_{uuid.uuid4().hex}")
         object_map[self] = exported
         tensor_map[self.resource_handle] = exported.resource_handle
         return [self.resource_handle]
@@ -99,27 +100,38 @@ class _TableStandIn(tf.Module):
     def __init__(self, storage: KeyedStorage) -> None:
         super().__init__(name="table")
         ids, rows = TableValue(storage, is_ids=True), TableValue(storage, is_ids=False)
-        self.ids = _StandIn(ids, shape=tf.TensorShape([None]), trainable=False)
+        self.ids = StandIn(ids, shape=tf.TensorShape([None]), trainable=False)
         shape = tf.TensorShape([None, storage.shape[1]])
-        self.rows = _StandIn(rows, shape=shape, trainable=storage.trainable)
-        self.places = _Places(self.ids)
+        self.rows = StandIn(rows, shape=shape, trainable=storage.trainable)
+        self.places = Places(self.ids)
         self._table = storage.table
 
     def take(self, ids: tf.Tensor) -> tf.Tensor:
         """Return the rows of ids; an id without a row gets its first row, as on a ps."""
-        flat = tf.reshape(ids, [-1])
-        places = tf.raw_ops.LookupTableFindV2(
-            table_handle=self.places.resource_handle, keys=flat, default_value=np.int64(-1)
-        )
-        places = tf.ensure_shape(places, [None])
-        known, unknown = (tf.where(chosen)[:, 0] for chosen in (places >= 0, places < 0))
-        rows = self.rows.sparse_read(tf.gather(places, known))
-        first = self._table.rows_of_ids.default_rows(tf.gather(flat, unknown))
-        order = [tf.cast(known, tf.int32), tf.cast(unknown, tf.int32)]
-        found = tf.dynamic_stitch(order, [rows, first])
-        found = tf.reshape(found, tf.concat([tf.shape(ids), tf.shape(first)[1:]], 0))
-        found.set_shape(ids.shape.concatenate(first.shape[1:]))
-        return found
+        rows_of_ids = self._table.rows_of_ids
+        return rows_or_default(ids, self.places.resource_handle, self.rows, rows_of_ids)
+
+
+def rows_or_default(
+    ids: tf.Tensor, places: tf.Tensor, rows: tf.Variable, rows_of_ids: RowsOfIds
+) -> tf.Tensor:
+    """Return the rows of ids in a SavedModel; those that have none read their default row.
+
+    Args:
+        places: the handle of a hash table from ids to places.
+        rows: the rows by place.
+    """
+    flat = tf.reshape(ids, [-1])
+    found = tf.raw_ops.LookupTableFindV2(table_handle=places, keys=flat, default_value=np.int64(-1))
+    found = tf.ensure_shape(found, [None])
+    known, unknown = (tf.where(chosen)[:, 0] for chosen in (found >= 0, found < 0))
+    values = rows.sparse_read(tf.gather(found, known))
+    first = rows_of_ids.default_rows(tf.gather(flat, unknown))
+    order = [tf.cast(known, tf.int32), tf.cast(unknown, tf.int32)]
+    result = tf.dynamic_stitch(order, [values, first])
+    result = tf.reshape(result, tf.concat([tf.shape(ids), tf.shape(first)[1:]], 0))
+    result.set_shape(ids.shape.concatenate(first.shape[1:]))
+    return result
 
 
 def _stand_in_of(storage: ShardedStorage) -> Any:
@@ -130,7 +142,7 @@ def _stand_in_of(storage: ShardedStorage) -> Any:
             stand_in = _TableStandIn(storage)
         else:
             value = WholeValue(storage)
-            stand_in = _StandIn(value, shape=storage.shape, trainable=storage.trainable)
+            stand_in = StandIn(value, shape=storage.shape, trainable=storage.trainable)
         storage.stand_in = stand_in
     return stand_in
 

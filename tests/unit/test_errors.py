@@ -18,6 +18,7 @@ BUILT_IN = {
     "PSLostError": RuntimeError,
     "WorkerLostError": RuntimeError,
     "CheckpointError": RuntimeError,
+    "DeltaError": RuntimeError,
     "InputError": ValueError,
     "MissingNameError": ImportError,
     "UnsupportedError": ValueError,
