@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
     from kerasps.evaluator.training_end import TrainingEndMarker
     from kerasps.inputs import DatasetCreator
+    from kerasps.layers.warm_starts import TakenTable, WarmStart, warm_start
     from kerasps.step.tracing.traffic import LoadReport, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
     from kerasps.strategy_arguments import StrategyOptions
@@ -94,6 +95,7 @@ __all__ = [
     "StrategyOptions",
     "TableMetrics",
     "TableStatus",
+    "TakenTable",
     "TaskLoad",
     "TaskLostError",
     "TaskPlacement",
@@ -104,6 +106,7 @@ __all__ = [
     "TrainSpec",
     "TrainingEndMarker",
     "UnsupportedError",
+    "WarmStart",
     "WorkerDrivenStrategy",
     "WorkerInfo",
     "WorkerLostError",
@@ -113,6 +116,7 @@ __all__ = [
     "layers",
     "metrics",
     "train_and_evaluate",
+    "warm_start",
 ]
 
 __version__ = "0.1.0"
@@ -147,12 +151,14 @@ _MODULES = {
     "StrategyOptions": "strategy_arguments",
     "TableMetrics": "callbacks",
     "TableStatus": "tools.monitoring.status",
+    "TakenTable": "layers.warm_starts",
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placing.placement",
     "TaskProcess": "cluster.processes.process",
     "Trace": "tools.tracing",
     "TrainSpec": "worker_driven",
     "TrainingEndMarker": "evaluator.training_end",
+    "WarmStart": "layers.warm_starts",
     "WorkerDrivenStrategy": "worker_driven",
     "WorkerRunStatus": "tools.monitoring.status",
     "WorkerInfo": "cluster.members.membership",
@@ -160,6 +166,7 @@ _MODULES = {
     "layers": "layers",
     "metrics": "metrics",
     "train_and_evaluate": "worker_driven",
+    "warm_start": "layers.warm_starts",
 }
 
 # Names that users of TensorFlow's estimators look for, and what replaces them.

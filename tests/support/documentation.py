@@ -27,9 +27,10 @@ RECORDS = {
         "ProcessUsage",
         "StrategyOptions",
         "TableStatus",
+        "TakenTable",
         "TaskLoad",
     ),
-    *("TaskPlacement", "WorkerRunStatus", "WorkerStaleness"),
+    *("TaskPlacement", "WarmStart", "WorkerRunStatus", "WorkerStaleness"),
 }
 
 

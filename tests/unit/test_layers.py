@@ -101,8 +101,8 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 5300,
-    "layers": 1360,
+    "dynamic": 5340,
+    "layers": 2010,
     "inputs": 2460,
     "step": 12160,
     "training": 7130,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7570,
     "root": 3180,
-    "tests": 54550,
+    "tests": 54840,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
