@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
     from kerasps.evaluator.training_end import TrainingEndMarker
     from kerasps.inputs import DatasetCreator
+    from kerasps.layers.warm_starts import TakenTable, WarmStart, warm_start
     from kerasps.step.tracing.traffic import LoadReport, TableSize, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
     from kerasps.strategy_arguments import StrategyOptions
@@ -104,6 +105,7 @@ __all__ = [
     "TableMetrics",
     "TableSize",
     "TableStatus",
+    "TakenTable",
     "TaskLoad",
     "TaskLostError",
     "TaskPlacement",
@@ -114,6 +116,7 @@ __all__ = [
     "TrainSpec",
     "TrainingEndMarker",
     "UnsupportedError",
+    "WarmStart",
     "WorkerDrivenStrategy",
     "WorkerInfo",
     "WorkerLostError",
@@ -124,6 +127,7 @@ __all__ = [
     "metrics",
     "serving",
     "train_and_evaluate",
+    "warm_start",
 ]
 
 __version__ = "0.1.0"
@@ -160,12 +164,14 @@ _MODULES = {
     "TableMetrics": "callbacks",
     "TableSize": "step.tracing.traffic",
     "TableStatus": "tools.monitoring.status",
+    "TakenTable": "layers.warm_starts",
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placing.placement",
     "TaskProcess": "cluster.processes.process",
     "Trace": "tools.tracing",
     "TrainSpec": "worker_driven",
     "TrainingEndMarker": "evaluator.training_end",
+    "WarmStart": "layers.warm_starts",
     "WorkerDrivenStrategy": "worker_driven",
     "WorkerRunStatus": "tools.monitoring.status",
     "WorkerInfo": "cluster.members.membership",
@@ -174,6 +180,7 @@ _MODULES = {
     "metrics": "metrics",
     "serving": "serving",
     "train_and_evaluate": "worker_driven",
+    "warm_start": "layers.warm_starts",
 }
 
 # Names that users of TensorFlow's estimators look for, and what replaces them.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import keras
 import numpy as np
@@ -54,8 +53,8 @@ def load_rows(
     Raises:
         InputError: the table and the vocabulary, or a piece, do not fit.
     """
-    variable = layer if isinstance(layer, keras.Variable) else getattr(layer, "embeddings", None)
-    if not isinstance(variable, keras.Variable) or len(variable.shape) != 2:
+    variable = table_of(layer)
+    if variable is None:
         raise InputError(
             "Rows cannot be loaded into this object. Expected: a built `DynamicEmbedding` or "
             f"`keras.layers.Embedding`, or a variable of two axes. Received: {layer!r}. Build the "
@@ -70,11 +69,16 @@ def load_rows(
             "`keras.layers.Embedding` has."
         )
     wait_for_steps()
-    if vocabulary is None:
-        write = _write_by_id(variable)
-    else:
-        write = _FixedTable(variable, vocabulary).write
+    write = _writer_by_id(variable) if vocabulary is None else _writer_to(variable, vocabulary)
     return sum(write(*_checked(variable, *piece)) for piece in rows)
+
+
+def table_of(layer: object) -> keras.Variable | None:
+    """Return the variable with the rows of a layer, or of a variable itself; None for others."""
+    variable = layer if isinstance(layer, keras.Variable) else getattr(layer, "embeddings", None)
+    if not isinstance(variable, keras.Variable) or len(variable.shape) != 2:
+        return None
+    return variable
 
 
 def _checked(
@@ -91,7 +95,7 @@ def _checked(
     return vector, values
 
 
-def _write_by_id(variable: VariableById) -> Any:
+def _writer_by_id(variable: VariableById) -> Callable[[np.ndarray, np.ndarray], int]:
     def write(ids: np.ndarray, rows: np.ndarray) -> int:
         variable.write_rows(ids, rows)
         return len(ids)
@@ -99,36 +103,68 @@ def _write_by_id(variable: VariableById) -> Any:
     return write
 
 
-class _FixedTable:
-    """A table with a fixed number of rows, and the ids that they have."""
+def _writer_to(
+    variable: keras.Variable, ids_of_rows: ArrayLike
+) -> Callable[[np.ndarray, np.ndarray], int]:
+    """Return a function that writes the rows of the ids that a vocabulary has."""
+    vocabulary = Vocabulary(ids_of_rows)
+    if len(vocabulary) > variable.shape[0]:
+        raise InputError(
+            f"The vocabulary does not fit the table '{variable.path}'. Expected: at most "
+            f"{variable.shape[0]:,} ids, one for each row. Received: {len(vocabulary):,}. Give the "
+            "vocabulary of this table."
+        )
 
-    def __init__(self, variable: keras.Variable, vocabulary: ArrayLike) -> None:
-        ids = ids_of(vocabulary)
-        check_different(ids)
-        if len(ids) > variable.shape[0]:
-            raise InputError(
-                f"The vocabulary does not fit the table '{variable.path}'. Expected: at most "
-                f"{variable.shape[0]:,} ids, one for each row. Received: {len(ids):,}. Give the "
-                "vocabulary of this table."
-            )
-        self._variable = variable
-        self._places = np.argsort(ids)
-        self._sorted = ids[self._places]
-
-    def write(self, ids: np.ndarray, rows: np.ndarray) -> int:
-        """Write the rows of the ids that the vocabulary has; return how many."""
-        if not len(self._sorted):
-            return 0
-        at = np.minimum(np.searchsorted(self._sorted, ids), len(self._sorted) - 1)
-        known = self._sorted[at] == ids
+    def write(ids: np.ndarray, rows: np.ndarray) -> int:
+        places = vocabulary.rows_of(ids)
+        known = places >= 0
         if known.any():
-            _write_fixed(self._variable, self._places[at[known]], rows[known])
+            write_fixed(variable, places[known], rows[known])
         return int(known.sum())
 
+    return write
 
-def _write_fixed(variable: keras.Variable, places: np.ndarray, rows: np.ndarray) -> None:
+
+class Vocabulary:
+    """The ids of the rows of a table with a fixed number of rows.
+
+    Args:
+        ids: the id of each row, different integers or strings.
+    """
+
+    def __init__(self, ids: ArrayLike) -> None:
+        self.ids = ids_of(ids)
+        check_different(self.ids)
+        self._order = np.argsort(self.ids)
+        self._sorted = self.ids[self._order]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the numbers of the rows of ids, -1 for an id that it does not have."""
+        if not len(self):
+            return np.full(len(ids), -1)
+        at = np.minimum(np.searchsorted(self._sorted, ids), len(self) - 1)
+        return np.where(self._sorted[at] == ids, self._order[at], -1)
+
+
+def read_fixed(variable: keras.Variable, places: np.ndarray) -> np.ndarray:
+    """Return rows of a table with a fixed number of rows."""
+    if isinstance(variable, ParameterServerVariable):
+        return np.asarray(variable.take(places))
+    return np.asarray(tf.gather(variable.value, places))
+
+
+def write_fixed(variable: keras.Variable, places: np.ndarray, rows: np.ndarray) -> None:
+    """Set rows of a table with a fixed number of rows.
+
+    It does nothing in a process whose values are not written (see `NamedVariable.takes_values`).
+    """
     if not isinstance(variable, ParameterServerVariable):
         scatter(variable, places, rows)
+        return
+    if not all(getattr(shard, "takes_values", True) for shard in variable.shards):
         return
     note_assignment()
     storage = variable.storage

@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import os
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-import h5py
 import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
@@ -27,18 +24,16 @@ from numpy.typing import ArrayLike
 from kerasps.dynamic.ids.keys import ids_of
 from kerasps.dynamic.ids.rows_of_ids import check_different
 from kerasps.dynamic.tables.row_access import pieces_of
-from kerasps.dynamic.tables.row_files import IDS, ROWS
 from kerasps.errors import InputError
-from kerasps.runtime.devices import COORDINATOR_CPU
-from kerasps.variables.rows.chunks import StoredRows
+from kerasps.layers.stored_tables import (
+    ATTRIBUTES,
+    Piece,
+    StoredTable,
+    stored_tables,
+    table_of_checkpoint,
+)
 
-Piece = tuple[np.ndarray, np.ndarray]
-
-_WEIGHTS_IN_ARCHIVE = "model.weights.h5"
-_ATTRIBUTES = "/.ATTRIBUTES/"
-# The ends of the names of ids and of rows in a checkpoint: ours, and those of Recommenders-Addons.
-_IDS, _ROWS, _KEYS, _VALUES = f"{_ATTRIBUTES}{IDS}", f"{_ATTRIBUTES}{ROWS}", "-keys", "-values"
-_WHOLE = f"{_ATTRIBUTES}VARIABLE_VALUE"
+_KEYS, _VALUES = "-keys", "-values"
 
 
 def rows_in_file(
@@ -60,114 +55,49 @@ def rows_in_file(
         OSError: the file cannot be read.
     """
     known = None if vocabulary is None else ids_of(vocabulary)
-    text = os.fspath(path)
-    if text.endswith(".keras"):
-        with (
-            zipfile.ZipFile(text) as archive,
-            archive.open(_WEIGHTS_IN_ARCHIVE) as weights,
-            h5py.File(weights) as file,
-        ):
-            yield from _in_weights(file, text, layer, known)
-    elif text.endswith(".h5"):
-        with h5py.File(text) as file:
-            yield from _in_weights(file, text, layer, known)
-    else:
-        yield from _in_checkpoint(text, layer, known)
+    with stored_tables(path) as tables:
+        named = [table for table in tables if table.has_name(layer)]
+        others = [table.label for table in tables]
+        if not named and tf.io.gfile.exists(f"{os.fspath(path)}.index"):
+            named, keys = _of_recommenders_addons(os.fspath(path), layer)
+            others += keys
+        if len(named) != 1:
+            raise InputError(
+                f"The file {path} has not one table of this name. Expected: the name of a layer "
+                f"with a table, or its path or key in the file. Received: {layer!r}. Give one of: "
+                f"{', '.join(others) or 'none, the file has no table'}."
+            )
+        (table,) = named
+        _check_vocabulary(known, table.num_rows, layer)
+        for ids, rows in table.read():
+            yield ids if known is None else known[ids], rows
 
 
-def _in_weights(
-    file: h5py.File, path: str, layer: str, known: np.ndarray | None
-) -> Iterator[Piece]:
-    found: dict[str, h5py.Group] = {}
-
-    def visit(name: str, entry: object) -> None:
-        if isinstance(entry, h5py.Group) and name.endswith("/vars") and len(entry):
-            found[name.removesuffix("/vars")] = entry
-
-    file.visititems(visit)
-    named = [g for at, g in found.items() if layer in (at, g.attrs.get("name"))]
-    tables = [group for group in named if {"ids", "rows"} <= set(group) or _is_fixed(group)]
-    if len(tables) != 1:
-        others = [f"{at} ({group.attrs.get('name')})" for at, group in found.items()]
-        raise _no_table(path, layer, others)
-    (group,) = tables
-    name = "0" if _is_fixed(group) else "rows"
-    rows = StoredRows(group[name], tf.as_dtype(_dtype_of(group[name])).as_numpy_dtype)
-    ids = _checked(known, None if name == "0" else group["ids"][:], group[name].shape[0], layer)
-    for piece in pieces_of(len(ids), group[name].shape[1] * rows.dtype.itemsize):
-        yield ids[piece.start : piece.stop], np.asarray(rows[piece.start : piece.stop])
-
-
-def _is_fixed(group: h5py.Group) -> bool:
-    return set(group) == {"0"} and group["0"].ndim == 2
-
-
-def _dtype_of(dataset: h5py.Dataset) -> Any:
-    return dataset.attrs.get("dtype", dataset.dtype)
-
-
-def _in_checkpoint(prefix: str, name: str, known: np.ndarray | None) -> Iterator[Piece]:
+def _of_recommenders_addons(prefix: str, name: str) -> tuple[list[StoredTable], list[str]]:
+    """Return the table of a variable of Recommenders-Addons in a checkpoint, and all its keys."""
     reader = tf.train.load_checkpoint(prefix)
-    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    # By the keys of rows, those of their ids, None for a table with a fixed number of rows.
-    tables: dict[str, str | None] = {
-        key.removesuffix(_KEYS) + _VALUES: key for key in sorted(shapes) if _is_of(name, key)
-    }
-    if name + _IDS in shapes:
-        tables = {name + _ROWS: name + _IDS}
-    elif len(shapes.get(name + _WHOLE, ())) == 2:
-        tables = {name + _WHOLE: None}
-    if not tables:
-        ends = _IDS, _KEYS, _WHOLE
-        raise _no_table(prefix, name, [key for key in sorted(shapes) if key.endswith(ends)])
-    for key, ids_key in tables.items():
-        num_rows, width = shapes[key]
-        stored = None if ids_key is None else reader.get_tensor(ids_key).astype(np.int64)
-        ids = _checked(known, stored, num_rows, name)
-        for piece in pieces_of(num_rows, width * dtypes[key].size):
-            with tf.device(COORDINATOR_CPU):
-                (rows,) = tf.raw_ops.RestoreV2(
-                    prefix=prefix,
-                    tensor_names=[key],
-                    shape_and_slices=[f"{num_rows} {width} {piece.start},{len(piece)}:-"],
-                    dtypes=[dtypes[key]],
-                )
-            yield ids[piece.start : piece.stop], np.asarray(rows)
-
-
-def _is_of(name: str, key: str) -> bool:
-    """Return whether a tensor has keys of a variable of Recommenders-Addons."""
+    keys = sorted(key for key in reader.get_variable_to_shape_map() if key.endswith(_KEYS))
     tracked, plain = (re.escape(name.replace("/", other)) for other in (".S", "_"))
-    pattern = rf"(.*/)?tables_of_{tracked}/\d+{_ATTRIBUTES}table|{plain}_mht_\d+of\d+"
-    return re.fullmatch(f"(?:{pattern}){_KEYS}", key) is not None
+    of_name = re.compile(
+        rf"(?:(.*/)?tables_of_{tracked}/\d+{ATTRIBUTES}table|{plain}_mht_\d+of\d+){_KEYS}"
+    )
+    parts = [(key, key.removesuffix(_KEYS) + _VALUES) for key in filter(of_name.fullmatch, keys)]
+    return [table_of_checkpoint(prefix, reader, [name], parts)] if parts else [], keys
 
 
-def _checked(
-    known: np.ndarray | None, stored: np.ndarray | None, num_rows: int, layer: str
-) -> np.ndarray:
-    """Return the ids of the rows: those of the file, or those of the vocabulary."""
-    if (known is None) == (stored is None) or (known is not None and len(known) != num_rows):
-        expected = f"a vocabulary of {num_rows:,} ids" if stored is None else "no vocabulary"
+def _check_vocabulary(known: np.ndarray | None, num_rows: int | None, layer: str) -> None:
+    """Raise `InputError` if a vocabulary does not fit a table in a file."""
+    if known is not None:
+        check_different(known)
+    if (None if known is None else len(known)) != num_rows:
+        rows = "rows with ids" if num_rows is None else f"{num_rows:,} rows in their order"
+        expected = "no vocabulary" if num_rows is None else f"a vocabulary of {num_rows:,} ids"
         received = "none" if known is None else f"one of {len(known):,} ids"
         raise InputError(
-            f"The vocabulary does not fit the table of {layer!r} in the file, which has "
-            f"{num_rows:,} rows {'in their order' if stored is None else 'with ids'}. Expected: "
-            f"{expected}. Received: {received}. Give the ids of the rows in their order, if the "
-            "file has none."
+            f"The vocabulary does not fit the table of {layer!r} in the file, which has {rows}. "
+            f"Expected: {expected}. Received: {received}. Give the ids of the rows in their order, "
+            "if the file has none."
         )
-    if stored is not None:
-        return stored
-    assert known is not None
-    check_different(known)
-    return known
-
-
-def _no_table(path: str, layer: str, others: list[str]) -> InputError:
-    return InputError(
-        f"The file {path} has not one table of this name. Expected: the name of a layer with a "
-        f"table, or its path or key in the file. Received: {layer!r}. Give one of: "
-        f"{', '.join(others) or 'none, the file has no table'}."
-    )
 
 
 def rows_of_recommenders_addons(

@@ -29,9 +29,10 @@ RECORDS = {
         "StrategyOptions",
         "TableSize",
         "TableStatus",
+        "TakenTable",
         "TaskLoad",
     ),
-    *("TaskPlacement", "WorkerRunStatus", "WorkerStaleness"),
+    *("TaskPlacement", "WarmStart", "WorkerRunStatus", "WorkerStaleness"),
 }
 
 

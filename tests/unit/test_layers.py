@@ -101,8 +101,8 @@ LINES = {
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 6020,
-    "layers": 1410,
+    "dynamic": 6060,
+    "layers": 2060,
     "inputs": 2460,
     "step": 12210,
     "training": 7130,
@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7570,
     "root": 3390,
-    "tests": 55630,
+    "tests": 55930,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

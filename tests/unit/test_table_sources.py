@@ -95,8 +95,11 @@ def test_names_in_a_file_that_cannot_be_used(tmp_path):
     checkpoint, _ = saved(dynamic(), "checkpoint", tmp_path)
     for refused, message in (
         (lambda: rows_in_file(path, "users"), r"Received: 'users'\. Give one of: .*\(items\)\."),
-        (lambda: rows_in_file(path, "items", IDS), r"which has 4 rows with ids\. Expected: no voc"),
-        (lambda: rows_in_file(checkpoint, "items"), "Give one of: layer/embeddings/.ATTR"),
+        (lambda: rows_in_file(path, "items", IDS), r"which has rows with ids\. Expected: no voc"),
+        (
+            lambda: rows_in_file(checkpoint, "users"),
+            r"one of: layer/embeddings, .* \(items\)",
+        ),
     ):
         with pytest.raises(kerasps.InputError, match=message):
             next(refused())

@@ -20,7 +20,13 @@ from kerasps.variables.lanes.phase import current_phase
 
 
 class Table(Protocol):
-    """A table in one process (see `local_table.py`)."""
+    """A table in one process (see `local_table.py`).
+
+    Attributes:
+        num_places: the most rows that it may have.
+    """
+
+    num_places: int
 
     def sorted_ids(self) -> np.ndarray:
         """Return the ids of the table, ascending."""
@@ -56,6 +62,9 @@ class LocalRows(keras.Variable, VariableById):
 
     def find_rows(self, ids: np.ndarray) -> np.ndarray:
         return self.table.find_rows(ids)
+
+    def make_rows(self, ids: np.ndarray) -> None:
+        self.table.places_of(ids, makes=True)
 
     def write_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         scatter(self, self.table.places_of(ids, makes=True), np.asarray(rows))

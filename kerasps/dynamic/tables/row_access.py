@@ -119,6 +119,16 @@ class RowAccess:
             places = [tf.constant(places, tf.int32) for places in located.places]
             return tf.dynamic_stitch(places, values)
 
+    def make(self, ids: np.ndarray) -> None:
+        """Make the rows of different ids that have none, as their first rows.
+
+        Raises:
+            InputError: a ps has no room for them.
+        """
+        if self._takes_values:
+            for start in range(0, len(ids), PIECE):
+                self._make(self._locate(ids[start : start + PIECE]))
+
     def write(self, ids: np.ndarray, rows: Any) -> None:
         """Set the rows of different ids; make those that are missing.
 
@@ -231,6 +241,24 @@ class RowAccess:
     def _write(self, located: Located, values: Sequence[Any]) -> None:
         if not self._takes_values:
             return
+        places = self._make(located)
+
+        def write() -> list[np.ndarray]:
+            return fetch(
+                [
+                    self._writers[part].start(here, rows)[0]
+                    for part, here, rows in zip(located.parts, places, values, strict=True)
+                ]
+            )
+
+        persist(write)  # rows that are written twice are the same
+
+    def _make(self, located: Located) -> list[np.ndarray]:
+        """Return the places of rows in each part; make those that are missing.
+
+        Raises:
+            InputError: a ps has no room for them.
+        """
         places = self.table.make(self._record.terms, located)
         for part, here in zip(located.parts, places, strict=True):
             num_missing = int(np.sum(here == 0))
@@ -243,16 +271,7 @@ class RowAccess:
                     f"{shard.part.capacity:,} rows. Received: {num_missing:,} rows more. Use more "
                     "ps, or ps with more memory."
                 )
-
-        def write() -> list[np.ndarray]:
-            return fetch(
-                [
-                    self._writers[part].start(here, rows)[0]
-                    for part, here, rows in zip(located.parts, places, values, strict=True)
-                ]
-            )
-
-        persist(write)  # rows that are written twice are the same
+        return places
 
     @functools.cached_property
     def _samplers(self) -> list[OnPS]:
