@@ -12,11 +12,12 @@ import pytest
 
 import kerasps
 from kerasps.layers import CountAdmission, Eviction
+from kerasps.saving import BackupStore, backup_files
 from kerasps.saving.backup_files import BackupDirectory
-from support.admission import BATCH_SIZE, make_model
+from support.admission import BATCH_SIZE
 from support.any_ids import differences, state_of
 
-STEPS, EPOCHS, ROWS = 12, 9, 3000
+STEPS, EPOCHS, ROWS = 12, 9, 60_000
 IDS = np.concatenate(
     [
         epoch * 60 + np.random.default_rng(epoch).zipf(1.4, (STEPS * BATCH_SIZE, 2)) % 200
@@ -36,7 +37,7 @@ def made(strategy):
             for options in (
                 {},
                 {"max_rows": 150, "eviction": Eviction("lru", low=0.7)},
-                {"max_rows": 500, "admission": CountAdmission(3, max_candidates=100)},
+                {"max_rows": 500, "admission": CountAdmission(3, max_candidates=2000)},
             )
         ]
         flat = [keras.layers.Flatten()(t(ids)) for t, ids in zip(tables, inputs, strict=True)]
@@ -70,7 +71,7 @@ def trained(strategy, path, **options):
     model.fit(
         [IDS] * 3,
         np.ones(len(IDS)),
-        batch_size=EPOCHS * STEPS * BATCH_SIZE // (EPOCHS * STEPS),
+        batch_size=BATCH_SIZE,
         steps_per_epoch=STEPS,
         epochs=EPOCHS,
         shuffle=False,
@@ -81,33 +82,18 @@ def trained(strategy, path, **options):
     return keep.states
 
 
-def restored(strategy, path):
-    """Returns the state that a new model has after it was restored."""
-    model, _ = made(strategy)
+@pytest.fixture(scope="module")
+def model(strategy):
+    return made(strategy)[0]
 
-    class Keep(keras.callbacks.Callback):
-        state = None
 
-        def on_train_begin(self, logs=None):
-            Keep.state = state_of(self.model)
-            self.model.stop_training = True
-
+def restored(model, path):
+    """Returns the state of a model after it was restored, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model.fit(
-            [IDS] * 3,
-            np.ones(len(IDS)),
-            batch_size=BATCH_SIZE,
-            epochs=EPOCHS + 1,
-            steps_per_epoch=STEPS,
-            shuffle=False,
-            verbose=0,
-            callbacks=[
-                kerasps.BackupAndRestore(path, delete_checkpoint=False, save_freq=False),
-                Keep(),
-            ],
-        )
-    return Keep.state, [str(each.message) for each in caught]
+        record = BackupStore(path, model).restore([])
+    state = None if record is None else state_of(model)
+    return state, [str(each.message) for each in caught]
 
 
 @pytest.fixture(scope="module")
@@ -117,25 +103,25 @@ def chain(strategy, tmp_path_factory):
     return path, trained(strategy, path)
 
 
-def test_base_and_deltas_are_the_whole(strategy, chain):
+def test_base_and_deltas_are_the_whole(model, chain):
     path, states = chain
     last = next(BackupDirectory(path).backups())
-    base, *deltas = last.chain
+    deltas = last.chain[1:]
     assert len(deltas) == EPOCHS - 1
     assert any(len(ids) for each in deltas for ids in each.removed.values())
-    state, told = restored(strategy, path)
+    state, told = restored(model, path)
     assert differences(state, states[-1]) == []
     assert not told
 
 
-def test_a_new_base_comes_in_time(strategy, tmp_path):
+def test_a_new_base_comes_in_time(strategy, model, tmp_path):
     path = tmp_path / "backups"
     states = trained(strategy, path, full_every=3, double_checkpoint=True)
     backups = list(BackupDirectory(path).backups())
     # Bases are 1, 5 and 9; the chains of the last two stay.
     assert [backup.number for backup in backups] == [9, 8, 7, 6, 5]
     assert [len(backup.chain) for backup in backups] == [1, 4, 3, 2, 1]
-    state, _ = restored(strategy, path)
+    state, _ = restored(model, path)
     assert differences(state, states[-1]) == []
 
 
@@ -171,8 +157,6 @@ def swap(path, name):
 
 def forge(path, name):
     """Changes a manifest in a way that its checksum is right."""
-    from kerasps.saving import backup_files
-
     file = path / name
     written = json.loads(file.read_text())
     written["content"]["record"]["epoch"] = 77
@@ -197,21 +181,23 @@ def forge(path, name):
     ],
 )
 def test_a_damaged_file_is_named_and_the_good_part_is_used(
-    strategy, chain, tmp_path, harm, name, expected
+    model, chain, tmp_path, harm, name, expected
 ):
     path = tmp_path / "backups"
     shutil.copytree(chain[0], path)
     file = harm(path, name)
-    state, told = restored(strategy, path)
+    state, told = restored(model, path)
     if expected:
         assert differences(state, chain[1][expected - 1]) == []
+    else:
+        assert state is None
     assert any(str(file).split(".data-")[0] in text for text in told), told
     # Each backup that cannot be used has its warning.
     later = EPOCHS - expected - ("000005.json" in name and harm is remove)
     assert sum("is damaged and is not used" in text for text in told) >= later - 1
 
 
-def test_a_delta_of_another_training_is_refused(strategy, chain, tmp_path):
+def test_a_delta_of_another_training_is_refused(strategy, model, chain, tmp_path):
     trained(strategy, tmp_path / "other")
     path = tmp_path / "backups"
     shutil.copytree(chain[0], path)
@@ -222,6 +208,6 @@ def test_a_delta_of_another_training_is_refused(strategy, chain, tmp_path):
             shutil.copytree(source, path / name)
         else:
             shutil.copy(source, path / name)
-    state, told = restored(strategy, path)
+    state, told = restored(model, path)
     assert differences(state, chain[1][4]) == []
     assert any("backup-000006.json is a delta on another backup than" in text for text in told)
