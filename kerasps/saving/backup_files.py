@@ -29,6 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic.tables.row_files import RowsById
+from kerasps.saving.damage import naming_damaged_checkpoint
 
 FORMAT, DELTA_FORMAT = 1, 2
 # Errors that mean that a backup is damaged.
@@ -97,6 +98,19 @@ class BackupDirectory:
             except _DAMAGE as exc:
                 yield number, exc
 
+    def checked(self) -> Iterator[tuple[int, Backup | Exception]]:
+        """Yield what `all` yields, after all values of each were read."""
+        known: dict[int, Exception | None] = {}
+        for number, found in self.all():
+            if not isinstance(found, Backup):
+                yield number, found
+                continue
+            for each in found.chain:
+                if each.number not in known:
+                    known[each.number] = _damage_of_values(each)
+            problems = [problem for each in found.chain if (problem := known[each.number])]
+            yield number, problems[0] if problems else found
+
     def has(self, number: int) -> bool:
         """Return True if there is the manifest of a backup."""
         return bool(tf.io.gfile.exists(self._manifest(number)))
@@ -116,10 +130,16 @@ class BackupDirectory:
         numbers = self._numbers(manifests=True)
         return self._manifest(max(numbers)) if numbers else None
 
-    def modified_at(self) -> float | None:
-        """Return the time of the last manifest, in seconds since 1970; None if there is none."""
-        path = self.last_manifest()
-        return None if path is None else float(tf.io.gfile.stat(path).mtime_nsec / 1e9)
+    def modified_at(self, number: int | None = None) -> float | None:
+        """Return the time of a manifest, in seconds since 1970; None if there is none.
+
+        Args:
+            number: that of the backup. Default None: the last one.
+        """
+        path = self.last_manifest() if number is None else self._manifest(number)
+        if path is None or not tf.io.gfile.exists(path):
+            return None
+        return float(tf.io.gfile.stat(path).mtime_nsec / 1e9)
 
     def begin(self) -> tuple[int, str]:
         """Make the directory of a new backup; return the number and the path."""
@@ -355,6 +375,20 @@ def _backup(
         {} if arrays is None else _with_arrays(content.get("removed", {}), arrays),
         None if previous is None else (int(previous[0]), str(previous[1])),
     )
+
+
+def _damage_of_values(backup: Backup) -> Exception | None:
+    """Read all values of a backup, without its chain; return the error of a damaged file."""
+    for file in sorted({piece["file"] for piece in backup.pieces}):
+        prefix = f"{backup.directory}/{file}"
+        try:
+            with naming_damaged_checkpoint(prefix):
+                reader = tf.train.load_checkpoint(prefix)
+                for name in reader.get_variable_to_shape_map():
+                    reader.get_tensor(name)
+        except (*_DAMAGE, RuntimeError) as exc:  # TensorFlow's reader raises RuntimeError too
+            return exc
+    return None
 
 
 def _without_arrays(value: object, arrays: dict[str, np.ndarray]) -> Any:
