@@ -148,6 +148,17 @@ def test_a_worker_that_leaves_is_given_up_when_it_holds_nothing(presence):
     assert presence.back.keys() == {WORKER}
 
 
+def test_a_worker_that_may_end_is_not_lost_when_a_call_finds_it_gone(presence):
+    presence.begin_leaving(WORKER, 1.0)
+    presence.let_end(WORKER)
+    lost = presence.lose(WORKER, 2.0, "connection refused")
+    assert statuses(lost) == [(WORKER, Status.LEAVING, Status.LEFT)]
+    assert presence.left(WORKER, 2.1) == []
+    presence.mark_connected([WORKER], 3.0)
+    lost = presence.lose(WORKER, 4.0, "connection refused")
+    assert statuses(lost) == [(WORKER, Status.CONNECTED, Status.LOST)]
+
+
 def test_a_worker_that_leaves_and_cannot_finish_has_left(presence):
     for is_known_to_leave in (True, False):
         if is_known_to_leave:

@@ -52,6 +52,7 @@ class Departures:
             if worker in self._dismissing:
                 return
             self._dismissing.add(worker)
+            self._shared.presence.let_end(("worker", worker))
         # In a separate thread, since the worker may hang by now, or have ended.
         threading.Thread(target=self._complete_dismissal, args=[worker], daemon=True).start()
 

@@ -45,6 +45,8 @@ class _Known:
     silent_since: float | None = None
     # True if it answers and TensorFlow does not know it yet.
     is_back: bool = False
+    # It is about to leave, and is told that it may end.
+    may_end: bool = False
     # The number of times it was reconnected; each time it had lost its state.
     generation: int = 0
     # The number of times it was lost, or hung, and the number of times it returned afterwards.
@@ -222,6 +224,8 @@ class Presence:
         """Record that a call to a task failed, and that it does not know this process any more."""
         if self._tasks[task].status not in _CONNECTED:
             return []
+        if self._tasks[task].may_end:
+            return self.left(task, now)
         return [self._become(task, Status.LOST, now, reason)]
 
     def begin_leaving(self, task: Task, now: float) -> list[Noticed]:
@@ -229,6 +233,10 @@ class Presence:
         if self._tasks[task].status is not Status.CONNECTED:
             return []
         return [self._become(task, Status.LEAVING, now)]
+
+    def let_end(self, task: Task) -> None:
+        """Record that a task which is about to leave is told that it may end."""
+        self._tasks[task].may_end = True
 
     def left(self, task: Task, now: float) -> list[Noticed]:
         """Record that a task has finished, has no pending results, and may end."""
@@ -247,7 +255,7 @@ class Presence:
         noticed = []
         for task in tasks:
             self._tasks[task].generation += 1
-            self._tasks[task].is_back = False
+            self._tasks[task].is_back = self._tasks[task].may_end = False
             self._tasks[task].silent_since = None
             noticed.append(self._become(task, Status.CONNECTED, now))
         return noticed
