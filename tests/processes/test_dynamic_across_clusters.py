@@ -60,7 +60,7 @@ def test_the_tables_have_rows(reports):
 
 def test_a_chain_of_deltas_is_restored_bit_for_bit(tmp_path):
     for number, num_ps in enumerate([1, 3, 2]):
-        report = run_and_report(CHAIN, num_ps, tmp_path, 12 * (number + 1))
+        report = run_and_report(CHAIN, num_ps, tmp_path, 6 * (number + 1))
         assert report["different"] == []
-        assert report["lengths"][0] == 12
+        assert report["lengths"][0] == 6
         assert report["evicted"] > 0
