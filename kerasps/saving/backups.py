@@ -224,7 +224,7 @@ class _Chain:
 
 @dataclass(frozen=True)
 class _Next:
-    """What a backup in progress is on.
+    """The place of a backup in progress in its chain.
 
     Attributes:
         previous: the chain that it is a delta on; None for a whole one.

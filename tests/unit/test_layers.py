@@ -88,6 +88,7 @@ LATE = {
     ("cli.commands.serve", "kerasps.tools.cli.nodes.served_task"): "as above",
     ("cli.commands.run", "kerasps.tools.cli.nodes"): "as above",
     ("cli.commands.plan", "kerasps.tools.plan"): "as above",
+    ("cli.commands.backups", "kerasps.saving.backup_files"): "as above",
     ("cli.commands.top", "kerasps.tools.cli.live.top_live"): "as above",
     ("cli.commands.trace", "kerasps.tools.cli.live.trace_running"): "as above",
     ("tracing.recording", "grpc"): "a trace alone takes so long to begin",
@@ -113,7 +114,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7670,
     "root": 3410,
-    "tests": 56150,
+    "tests": 56390,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
