@@ -374,7 +374,7 @@ class _Taking:
     def _write(self, keys: np.ndarray, rows: np.ndarray) -> None:
         if self._columns < self._width:
             if self._by_id:
-                self._variable.make_rows(keys)
+                _make_rows(self._variable, keys)
             now = (
                 self._variable.find_rows(keys) if self._by_id else read_fixed(self._variable, keys)
             )
