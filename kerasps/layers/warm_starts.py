@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from kerasps.checks import path as checked_path
 from kerasps.dynamic.ids.rows_of_ids import check_different
 from kerasps.dynamic.local.local_rows import LocalRows
+from kerasps.dynamic.tables.row_access import make_rows
 from kerasps.dynamic.tables.row_files import VariableById
 from kerasps.dynamic.tables.table import KeyedVariable
 from kerasps.errors import InputError
@@ -140,17 +141,23 @@ def warm_start(
         pairs = _pairs(tables, in_file, in_model, from_)
         ids = _vocabularies(vocabulary, pairs)
         takings = {name: _Taking(*pair, ids.get(name)) for name, pair in pairs.items()}
-        # All is read twice. The first time shows damage, and what has no place, before a table has
-        # changed.
-        for taking in takings.values():
-            taking.check()
-        taken = {name: taking.take() for name, taking in takings.items()}
+        return _take(takings, in_file, in_model)
+
+
+def _take(
+    takings: dict[str, _Taking], in_file: list[StoredTable], in_model: list[_Table]
+) -> WarmStart:
+    # All is read twice. The first time shows damage, and what has no place, before a table has
+    # changed.
+    for taking in takings.values():
+        taking.check()
+    taken = {name: taking.take() for name, taking in takings.items()}
     used = [taking.stored for taking in takings.values()]
-    changed = [id(taking.table) for taking in takings.values()]
+    changed = [taking.table for taking in takings.values()]
     return WarmStart(
         taken,
-        [stored.layer or stored.label for stored in in_file if stored not in used and stored.layer],
-        [table.layer for table in in_model if id(table) not in changed],
+        [stored.layer for stored in in_file if stored.layer and stored not in used],
+        [table.layer for table in in_model if table not in changed],
     )
 
 
@@ -367,7 +374,7 @@ class _Taking:
     def _write(self, keys: np.ndarray, rows: np.ndarray) -> None:
         if self._columns < self._width:
             if self._by_id:
-                self._variable.make_rows(keys)
+                _make_rows(self._variable, keys)
             now = (
                 self._variable.find_rows(keys) if self._by_id else read_fixed(self._variable, keys)
             )
@@ -376,6 +383,14 @@ class _Taking:
             self._variable.write_rows(keys, rows)
         else:
             write_fixed(self._variable, keys, rows)
+
+
+def _make_rows(variable: LocalRows | KeyedVariable, ids: np.ndarray) -> None:
+    """Make the rows of ids that have none: an id without a row may read zeros."""
+    if isinstance(variable, LocalRows):
+        variable.table.places_of(ids, makes=True)
+    else:
+        make_rows(variable.access, ids)
 
 
 def _most_rows(variable: Any) -> int | None:
@@ -387,6 +402,6 @@ def _most_rows(variable: Any) -> int | None:
 
 def _refuse(argument: str, received: str, expected: str, advice: str) -> NoReturn:
     raise InputError(
-        f"Argument `{argument}` of `warm_start` has a value that cannot be used. Expected: "
+        f"Argument `{argument}` of warm_start has a value that cannot be used. Expected: "
         f"{expected}. Received: {argument}={received}. {advice}."
     )

@@ -103,7 +103,7 @@ LINES = {
     "cluster": 6360,
     "variables": 5420,
     "dynamic": 6090,
-    "layers": 2060,
+    "layers": 2080,
     "inputs": 2460,
     "step": 12210,
     "training": 7130,
@@ -114,7 +114,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7670,
     "root": 3410,
-    "tests": 56390,
+    "tests": 56560,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

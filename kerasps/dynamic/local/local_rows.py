@@ -63,9 +63,6 @@ class LocalRows(keras.Variable, VariableById):
     def find_rows(self, ids: np.ndarray) -> np.ndarray:
         return self.table.find_rows(ids)
 
-    def make_rows(self, ids: np.ndarray) -> None:
-        self.table.places_of(ids, makes=True)
-
     def write_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         scatter(self, self.table.places_of(ids, makes=True), np.asarray(rows))
 

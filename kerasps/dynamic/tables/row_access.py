@@ -119,16 +119,6 @@ class RowAccess:
             places = [tf.constant(places, tf.int32) for places in located.places]
             return tf.dynamic_stitch(places, values)
 
-    def make(self, ids: np.ndarray) -> None:
-        """Make the rows of different ids that have none, as their first rows.
-
-        Raises:
-            InputError: a ps has no room for them.
-        """
-        if self._takes_values:
-            for start in range(0, len(ids), PIECE):
-                self._make(self._locate(ids[start : start + PIECE]))
-
     def write(self, ids: np.ndarray, rows: Any) -> None:
         """Set the rows of different ids; make those that are missing.
 
@@ -241,7 +231,7 @@ class RowAccess:
     def _write(self, located: Located, values: Sequence[Any]) -> None:
         if not self._takes_values:
             return
-        places = self._make(located)
+        places = _made(self, located)
 
         def write() -> list[np.ndarray]:
             return fetch(
@@ -252,26 +242,6 @@ class RowAccess:
             )
 
         persist(write)  # rows that are written twice are the same
-
-    def _make(self, located: Located) -> list[np.ndarray]:
-        """Return the places of rows in each part; make those that are missing.
-
-        Raises:
-            InputError: a ps has no room for them.
-        """
-        places = self.table.make(self._record.terms, located)
-        for part, here in zip(located.parts, places, strict=True):
-            num_missing = int(np.sum(here == 0))
-            # Candidates without room replace others or none.
-            if num_missing and self._record.counts_for is None:
-                shard = self._shards[part]
-                raise InputError(
-                    f"A ps has no room for all rows of the table '{self._record.name}'. Expected: "
-                    f"room on {shard.device}, where this and other tables of its width have up to "
-                    f"{shard.part.capacity:,} rows. Received: {num_missing:,} rows more. Use more "
-                    "ps, or ps with more memory."
-                )
-        return places
 
     @functools.cached_property
     def _samplers(self) -> list[OnPS]:
@@ -292,6 +262,38 @@ def access_to(storage: KeyedStorage) -> RowAccess:
     if access is None:
         access = storage.access = RowAccess(storage)
     return access
+
+
+def make_rows(access: RowAccess, ids: np.ndarray) -> None:
+    """Make the rows of different ids that have none, as their first rows.
+
+    Raises:
+        InputError: a ps has no room for them.
+    """
+    if access._takes_values:
+        for start in range(0, len(ids), PIECE):
+            _made(access, access._locate(ids[start : start + PIECE]))
+
+
+def _made(access: RowAccess, located: Located) -> list[np.ndarray]:
+    """Return the places of rows in each part; make those that are missing.
+
+    Raises:
+        InputError: a ps has no room for them.
+    """
+    places = access.table.make(access._record.terms, located)
+    for part, here in zip(located.parts, places, strict=True):
+        num_missing = int(np.sum(here == 0))
+        # Candidates without room replace others or none.
+        if num_missing and access._record.counts_for is None:
+            shard = access._shards[part]
+            raise InputError(
+                f"A ps has no room for all rows of the table '{access._record.name}'. Expected: "
+                f"room on {shard.device}, where this and other tables of its width have up to "
+                f"{shard.part.capacity:,} rows. Received: {num_missing:,} rows more. Use more "
+                "ps, or ps with more memory."
+            )
+    return places
 
 
 def _reader(rows: KeyedRows) -> OnPS:

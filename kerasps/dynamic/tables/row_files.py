@@ -87,14 +87,6 @@ class VariableById:
         """Return the rows of ids, `[len(ids), width]`; makes none."""
         raise NotImplementedError
 
-    def make_rows(self, ids: np.ndarray) -> None:
-        """Make the rows of different ids that have none, as their first rows.
-
-        Raises:
-            InputError: there is no room for them.
-        """
-        raise NotImplementedError
-
     def write_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         """Set the rows of different ids; make those that are missing.
 

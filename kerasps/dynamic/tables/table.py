@@ -187,10 +187,6 @@ class KeyedVariable(ParameterServerVariable, VariableById):
         """Iterate over pieces of the rows that there are, and their ids, in no order."""
         return self.access.items(batch)
 
-    def make_rows(self, ids: np.ndarray) -> None:
-        note_assignment()
-        self.access.make(ids)
-
     def write_rows(self, ids: np.ndarray, rows: ArrayLike) -> None:
         note_assignment()
         self.access.write_within_limit(ids, rows)

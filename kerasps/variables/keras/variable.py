@@ -276,6 +276,11 @@ class ParameterServerVariable(keras.Variable):
         return super().shape if current is None else current.shape(self)
 
     @property
+    def _shared_name(self) -> str:
+        # Checkpoints name the variable by it, as they name one of plain Keras.
+        return str(self.path)
+
+    @property
     def handle(self) -> Any:
         # A GradientTape takes gradients with respect to this; in a step it is the pulled tensor.
         current = self.resolves_through()
