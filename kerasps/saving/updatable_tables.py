@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.saving.saved_model import Places, rows_or_default
@@ -26,7 +27,8 @@ _GROWTH = 4
 def variable(value: Any, *, shape: Any = None, trainable: bool = False) -> tf.Variable:
     """Return a variable of a SavedModel, in this process."""
     with tf.init_scope(), tf.device(COORDINATOR_CPU):
-        return tf.Variable(value, trainable=trainable, shape=shape)
+        # A `tf.Variable` would go to a ps, if a strategy is current.
+        return _compat.ResourceVariable(value, trainable=trainable, shape=shape)
 
 
 class _MutablePlaces(Places):
