@@ -122,9 +122,7 @@ def rows_or_default(
         rows: the rows by place.
     """
     flat = tf.reshape(ids, [-1])
-    found = tf.raw_ops.LookupTableFindV2(
-        table_handle=places, keys=flat, default_value=np.int64(-1)
-    )
+    found = tf.raw_ops.LookupTableFindV2(table_handle=places, keys=flat, default_value=np.int64(-1))
     found = tf.ensure_shape(found, [None])
     known, unknown = (tf.where(chosen)[:, 0] for chosen in (found >= 0, found < 0))
     values = rows.sparse_read(tf.gather(found, known))

@@ -1,15 +1,14 @@
 """The tables and weights of a SavedModel that deltas update.
 
 All is there in two *generations*, which a request reads one of, but the rows of tables without a
-vocabulary: two hash tables lead to the places of one variable. A delta writes rows to places that no
-hash table names. So the rows that a request reads stay as they are until the delta after the next.
+vocabulary: two hash tables lead to the places of one variable. A delta writes rows to places that
+no hash table names. So the rows that a request reads stay until the delta after the next.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +23,9 @@ GENERATIONS = (0, 1)
 _GROWTH = 4
 
 
-def variable(value: Any, *, shape: Any = None, trainable: bool = False) -> tf.Variable:
+def variable(
+    value: object, *, shape: list[int | None] | None = None, trainable: bool = False
+) -> tf.Variable:
     """Return a variable of a SavedModel, in this process."""
     with tf.init_scope(), tf.device(COORDINATOR_CPU):
         # A `tf.Variable` would go to a ps, if a strategy is current.
@@ -113,9 +114,7 @@ class UpdatableTable(tf.Module):
         are equal.
         """
         places = self.places[0]
-        given_up = tf.cond(
-            is_whole, places.all, lambda: places.find(tf.concat([ids, removed], 0))
-        )
+        given_up = tf.cond(is_whole, places.all, lambda: places.find(tf.concat([ids, removed], 0)))
         free, top = self.free.read_value(), self.top.read_value()
         number = tf.size(ids, tf.int64)
         reused = tf.minimum(number, tf.size(free, tf.int64))

@@ -1,4 +1,4 @@
-"""A training that gives each weight and row the number of a version, a server, and one who asks.
+"""A training that sets each weight and row to the number of a version, a server, one who asks.
 
 Each is a process: `served_versions.py ROLE DIRECTORY FIRST`. FIRST is the first version of a training.
 """

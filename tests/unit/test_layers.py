@@ -35,7 +35,16 @@ ORDER = [
         "strategy",
         "central_storage",
     ),
-    *("layers", "metrics", "tracing", "delta_export", "callbacks", "evaluator", "worker_driven", "plan"),
+    *(
+        "layers",
+        "metrics",
+        "tracing",
+        "delta_export",
+        "callbacks",
+        "evaluator",
+        "worker_driven",
+        "plan",
+    ),
     *("__init__", "cli", "tools"),
 ]
 # The wings in `kerasps/tools/`. Their modules are named without it below.
@@ -100,23 +109,23 @@ LATE = {
 # The lines of each wing, with all lines of its files. Whoever needs more raises the number in the
 # same commit, and says why in its message; whoever deletes lowers it. `root` is what is in no wing.
 LINES = {
-    "serving": 900,
+    "serving": 940,
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 5300,
-    "layers": 1360,
+    "dynamic": 5780,
+    "layers": 1420,
     "inputs": 2460,
     "step": 12160,
     "training": 7130,
-    "saving": 2480,
-    "hooks": 1410,
+    "saving": 3250,
+    "hooks": 1430,
     "metrics": 530,
     "evaluator": 1020,
     "worker_driven": 1910,
     "tools": 7570,
-    "root": 3180,
-    "tests": 54550,
+    "root": 3390,
+    "tests": 55550,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
