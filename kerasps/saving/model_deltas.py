@@ -93,7 +93,9 @@ class ModelDeltas:
         model: as given.
     """
 
-    def __init__(self, model: keras.Model, directory: Path, keep: int, row_dtype: DTypeLike | None) -> None:
+    def __init__(
+        self, model: keras.Model, directory: Path, keep: int, row_dtype: DTypeLike | None
+    ) -> None:
         self._layers, self._weights, fixed = tables_and_weights(model)
         self.model = model
         self._by_rows = {

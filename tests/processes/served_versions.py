@@ -14,11 +14,10 @@ import time
 import urllib.request
 from pathlib import Path
 
-from support.process_checks import wait_for
-from support.versioned import question, set_version, versioned_model, versions_of
-
 import kerasps
 from kerasps.saving.model_deltas import ModelDeltas
+from support.process_checks import wait_for
+from support.versioned import question, set_version, versioned_model, versions_of
 
 
 def train(directory, first):

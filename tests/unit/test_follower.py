@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support.versioned import IDS, question, set_version, versioned_model, versions_of
 
 import kerasps
 from kerasps.saving.model_deltas import ModelDeltas
+from support.versioned import IDS, question, set_version, versioned_model, versions_of
 
 
 @pytest.fixture(scope="module")
