@@ -1,6 +1,6 @@
 """A training that sets each weight and row to the number of a version, a server, one who asks.
 
-Each is a process: `served_versions.py ROLE DIRECTORY FIRST`. FIRST is the first version of a training.
+Each is a process: `served_versions.py ROLE DIRECTORY FIRST`, with the first version of a training.
 """
 
 from __future__ import annotations

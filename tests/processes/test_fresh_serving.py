@@ -1,4 +1,4 @@
-"""A training, a server that follows it, and one who asks: any of them is killed, the others go on."""
+"""A training, a server that follows it, one who asks: any of them is killed, the others go on."""
 
 from __future__ import annotations
 

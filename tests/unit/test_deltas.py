@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -45,7 +46,7 @@ def chain(directory, values=(1, 2, 3)):
     assert writer.go_on() is None
     assert writer.wants_base
     write(writer, values[0], [7, values[0]], is_base=True)
-    for before, value in zip(values, values[1:], strict=False):
+    for before, value in itertools.pairwise(values):
         write(writer, value, [7, value], removed=[before])
     return writer
 
@@ -55,6 +56,11 @@ def read(directory):
     for delta in kerasps.serving.DeltaReader(directory).new():
         state.apply(delta)
     return state
+
+
+def apply_new(reader, state):
+    for delta in reader.new():
+        state.apply(delta)
 
 
 def check(state, value):
@@ -175,8 +181,7 @@ def test_a_wrong_file_is_named_and_nothing_of_it_is_read(tmp_path, damage, kind)
     reader, state = kerasps.serving.DeltaReader(tmp_path), kerasps.serving.State()
     for _ in range(2):  # again, after the error
         with pytest.raises(kerasps.DeltaError) as raised:
-            for delta in reader.new():
-                state.apply(delta)
+            apply_new(reader, state)
         # The other one of two that were swapped comes first. A foreign manifest is named.
         named = {swap: name.replace("000002", "000001"), foreign: manifest_name(1, 2)}
         assert named.get(damage, name) in str(raised.value)

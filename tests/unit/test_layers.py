@@ -98,6 +98,7 @@ LATE = {
     ("cli.commands.serve", "kerasps.tools.cli.nodes.served_task"): "as above",
     ("cli.commands.run", "kerasps.tools.cli.nodes"): "as above",
     ("cli.commands.plan", "kerasps.tools.plan"): "as above",
+    ("cli.commands.backups", "kerasps.saving.backup_files"): "as above",
     ("cli.commands.top", "kerasps.tools.cli.live.top_live"): "as above",
     ("cli.commands.trace", "kerasps.tools.cli.live.trace_running"): "as above",
     ("serving.tensor_files", "safetensors.numpy"): "its package is an extra",
@@ -109,23 +110,23 @@ LATE = {
 # The lines of each wing, with all lines of its files. Whoever needs more raises the number in the
 # same commit, and says why in its message; whoever deletes lowers it. `root` is what is in no wing.
 LINES = {
-    "serving": 940,
+    "serving": 960,
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
-    "dynamic": 5780,
+    "dynamic": 5800,
     "layers": 1420,
     "inputs": 2460,
     "step": 12160,
     "training": 7130,
-    "saving": 3250,
+    "saving": 3570,
     "hooks": 1430,
     "metrics": 530,
     "evaluator": 1020,
     "worker_driven": 1910,
-    "tools": 7570,
-    "root": 3390,
-    "tests": 55550,
+    "tools": 7670,
+    "root": 3410,
+    "tests": 55980,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100

@@ -28,6 +28,8 @@ from kerasps.variables.storage.named import NamedVariable
 
 # The removed rows that a part tells, of all its tables: 16 bytes each, once there are so many.
 MOST_REMOVED = 1 << 20
+# The places that are looked through at once.
+PLACES = 1 << 20
 
 
 class Index(Protocol):
@@ -139,6 +141,27 @@ def changed_places(
     is_changed = (stamps >= tf.cast(since, tf.int32)) | tf.equal(since, 0)
     places = tf.where(is_changed)[:, 0] + first
     return _places_of(part, holder, places)
+
+
+def all_changed_places(part: Part, holder: Holder, since: tf.Tensor) -> tf.Tensor:
+    """Return all places whose rows are a table's and changed. Needs no lock.
+
+    Args:
+        since: a version; 0 for all rows.
+    """
+    begin, end = tf.unstack(part.span(holder), 2)
+    pieces = tf.TensorArray(tf.int64, 0, dynamic_size=True, infer_shape=False, element_shape=[None])
+
+    def add(first: tf.Tensor, found: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        places = changed_places(part, holder, since, first, tf.constant(PLACES, tf.int64))
+        return first + PLACES, found.write(found.size(), places)
+
+    pieces = pieces.write(0, tf.zeros([0], tf.int64))
+    # One after another, or all pieces would be in memory at once.
+    _, found = tf.while_loop(
+        lambda first, _: first < end, add, (begin, pieces), parallel_iterations=1
+    )
+    return found.concat()
 
 
 def rows_at(part: Part, holder: Holder, rows: RowStore, places: tf.Tensor) -> list[tf.Tensor]:

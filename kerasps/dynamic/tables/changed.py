@@ -12,6 +12,7 @@ import tensorflow as tf
 from kerasps.dynamic.parts.keyed_rows import KeyedRows
 from kerasps.dynamic.policies.stamps import (
     MOST_REMOVED,
+    PLACES,
     ask,
     changed_places,
     removed_between,
@@ -22,9 +23,7 @@ from kerasps.errors import InputError
 from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.on_ps import OnPS
 
-# The places that a ps looks through in one call, and the bytes of the rows that it reads under its
-# lock: a millisecond or less.
-_PLACES = 1 << 20
+# The bytes of the rows that a ps reads under its lock: a millisecond or less.
 _LOCKED_BYTES = 4 << 20
 
 
@@ -66,10 +65,6 @@ class RowChanges:
     def __init__(self, shards: Sequence[KeyedRows]) -> None:
         self._shards = shards
         self._number = shards[0].table.number
-
-    def begin_version(self) -> tuple[int, ...]:
-        """Begin a version, and return it. Rows are followed from the first one on."""
-        return (self._number, *(number for known in self._ask() for number in known))
 
     def since(self, version: object, batch: int) -> ChangedRows:
         """Return the rows that changed since a version; see `ChangedRows`.
@@ -126,10 +121,10 @@ class RowChanges:
         batch = max(1, min(batch, _LOCKED_BYTES // row_bytes))
         for (span, find, read), since in zip(self._readers, versions, strict=True):
             with separate_executor():
-                starts = called_range(span, _PLACES)
+                starts = called_range(span, PLACES)
             for start in starts:
                 with separate_executor():
-                    (places,) = find.call(since, start, _PLACES)
+                    (places,) = find.call(since, start, PLACES)
                 for first in range(0, len(places), batch):
                     with separate_executor():
                         ids, values = read.call(places[first : first + batch])
@@ -175,6 +170,11 @@ def _readers(rows: KeyedRows) -> tuple[OnPS, OnPS, OnPS]:
             mutex=rows.pool.mutex(rows.device),
         ),
     )
+
+
+def version_in(version: tuple[int, ...], part: int) -> int:
+    """Return the number of a version in one part; 0 if there is no version."""
+    return version[2 + 3 * part] if version else 0
 
 
 def checked_version(version: object) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ class Follow(keras.callbacks.Callback):
 def test_readers_beside_two_workers(strategy, eviction):
     with strategy.scope():
         ids = keras.Input((2,), dtype="int64")
-        table = DynamicEmbedding(8, max_rows=1000, eviction=eviction)
+        table = DynamicEmbedding(8, max_rows=300, eviction=eviction)
         model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
         model.compile("adam", "mse")
     follow = Follow(table)
