@@ -8,12 +8,8 @@ has the score 0.5. If a process ends, it is started again.
 python examples/fresh_serving.py 20           # the number of new items
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.server
-import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -37,33 +33,31 @@ def train(directory: Path) -> None:
         model.compile("adagrad", "binary_crossentropy")
         model.fit(np.zeros(1), np.ones(1), verbose=0)  # traces the step before anybody waits
         if not (directory / "exported").exists():
-            model.export(directory / "half", updatable=True)
-            os.rename(directory / "half", directory / "exported")
+            model.export(directory / "exported", updatable=True)
         export = kerasps.DeltaExport(directory / "deltas", every_seconds=1)
         done = 0
         while True:  # after a restart, from the first click
             if clicks := (directory / "clicks").read_text().split()[done:]:
                 done += len(clicks)
-                ids = np.array([int(click) for click in clicks])
-                model.fit(ids, np.ones(len(ids)), verbose=0, callbacks=[export])
+                model.fit(np.int64(clicks), np.ones(len(clicks)), verbose=0, callbacks=[export])
             time.sleep(0.1)
 
 
 def serve(directory: Path) -> None:
     """Answer requests such as `GET /7` with the score of the item 7."""
-    while not (directory / "exported").exists():
+    while not list(directory.glob("exported/assets.extra/*.json")):  # it is written last
         time.sleep(0.1)
     follower = kerasps.serving.Follower(directory / "exported", directory / "deltas")
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def do_GET(self) -> None:
-            score = follower.predict(np.array([int(self.path[1:])]))[0, 0]
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(str(score).encode())
+            item = np.array([int(self.path[1:])])
+            self.wfile.write(str(follower.predict(item)[0, 0]).encode())
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    (directory / "address").write_text(f"http://127.0.0.1:{server.server_port}")
+    (directory / "address").write_text(f"http://127.0.0.1:{server.server_port}/")
     server.serve_forever()
 
 
@@ -71,17 +65,15 @@ def score_of(directory: Path, item: int) -> float:
     """Ask the server; wait while it is not there."""
     while True:
         with contextlib.suppress(OSError, ValueError):
-            address = (directory / "address").read_text()
-            with urllib.request.urlopen(f"{address}/{item}") as reply:
-                return float(reply.read())
+            address = f"{(directory / 'address').read_text()}{item}"
+            return float(urllib.request.urlopen(address).read())
         time.sleep(0.1)
 
 
 def visit(directory: Path) -> None:
     """Click on new items, and note the seconds until their scores have changed."""
     while True:
-        item = random.randrange(2**62)
-        score_of(directory, item)
+        item = np.random.default_rng().integers(2**62)
         with open(directory / "clicks", "a") as clicks:
             clicks.write(f"{item}\n")
         began = time.monotonic()
@@ -94,10 +86,11 @@ def visit(directory: Path) -> None:
 def main(num_items: int) -> None:
     """Start the three processes, and each again if it ends; print how long changes took."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as at_end:
-        (Path(name) / "clicks").touch()
-        (Path(name) / "seconds").touch()
+        directory = Path(name)
+        (directory / "clicks").touch()
+        (directory / "seconds").touch()
         running: dict[str, subprocess.Popen[bytes]] = {}
-        while len(seconds := (Path(name) / "seconds").read_text().split()) < num_items:
+        while len(seconds := (directory / "seconds").read_text().split()) < num_items:
             for role in ("train", "serve", "visit"):
                 if role not in running or running[role].poll() is not None:
                     command = [sys.executable, __file__, role, name]
@@ -106,10 +99,8 @@ def main(num_items: int) -> None:
                     at_end.callback(running[role].kill)
             time.sleep(0.1)
     waits = np.array(seconds, float)
-    print(f"from the first click to the changed answer, {len(waits)} new items:")
-    print(
-        f"median {np.median(waits):.2f} s, 90% {np.quantile(waits, 0.9):.2f}, worst {waits.max()}"
-    )
+    middle, most = np.quantile(waits, [0.5, 0.9])
+    print(f"{len(waits)} new items: median {middle} s, 90% {most:.2f} s, worst {waits.max()} s")
 
 
 if __name__ == "__main__":

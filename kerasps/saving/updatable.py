@@ -32,6 +32,7 @@ from kerasps.saving.updatable_tables import (
     UpdatableWeight,
     variable,
 )
+from kerasps.serving.tensor_files import write_file
 from kerasps.variables import ParameterServerVariable, entering
 from kerasps.variables.rows.sharding import ShardedStorage, WholeValue
 
@@ -104,7 +105,7 @@ def export_updatable(
         )
     extra = Path(path) / INPUTS_FILE
     extra.parent.mkdir(exist_ok=True)
-    extra.write_text(json.dumps(served.inputs, indent=1))
+    write_file(extra, json.dumps(served.inputs, indent=1).encode())
 
 
 def _signature_of(model: keras.Model, given: object) -> Any:

@@ -140,8 +140,10 @@ def test_rows_of_a_stream_beat_a_vocabulary_of_its_begin(tmp_path) -> None:
 @pytest.mark.matrix
 def test_answers_change_after_a_click() -> None:
     output = python("fresh_serving.py", "5")
-    assert "from the first click to the changed answer, 5 new items:" in output
-    assert re.search(r"^median [\d.]+ s, 90% [\d.]+, worst [\d.]+$", output, re.MULTILINE)
+    # A sixth item may have changed before the end was seen.
+    found = re.search(r"^(\d) new items: median [\d.]+ s, 90% [\d.]+ s, worst", output)
+    assert found is not None, output
+    assert int(found[1]) >= 5
 
 
 @pytest.mark.matrix
