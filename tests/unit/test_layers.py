@@ -114,7 +114,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7670,
     "root": 3200,
-    "tests": 55230,
+    "tests": 55290,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
