@@ -105,7 +105,7 @@ def distribute_strategy(original: Original, self: keras.Model) -> Any:
     return training.StrategyOfLoop(strategy) if training.is_running_eagerly(self) else strategy
 
 
-def export(original: Original, self: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> None:
+def export(original: Original, self: keras.Model, filepath: str, *args: Any, **kwargs: Any) -> None:
     """`Model.export`: with `updatable=True`, export a SavedModel that deltas update."""
     if kwargs.pop("updatable", False):
         export_updatable(self, filepath, *args, **kwargs)

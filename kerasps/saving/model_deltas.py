@@ -1,4 +1,4 @@
-"""What changed in a model since its last delta, written as the next one.
+"""Writes what changed in a model since its last delta, as the next one.
 
 Rows of tables without a vocabulary come from `changed_since`. Weights are read whole and compared
 with what was written last, and so are fixed tables, whose changed rows are written.
@@ -7,12 +7,13 @@ with what was written last, and so are fixed tables, whose changed rows are writ
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from numpy.typing import DTypeLike
 
 from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.errors import InputError
@@ -54,7 +55,7 @@ def tables_and_weights(model: keras.Model) -> tuple[dict[str, Any], dict[str, An
     if twice:
         raise InputError(
             "Deltas know weights by their paths. Expected: a path for each weight. Received: "
-            f"several weights with the path {', '.join(map(repr, twice))}. Give the layers other names."
+            f"several weights with the path {', '.join(map(repr, twice))}. Give their layers names."
         )
     return (
         {layer.embeddings.path: layer for layer in dynamic},
@@ -92,7 +93,9 @@ class ModelDeltas:
         model: as given.
     """
 
-    def __init__(self, model: keras.Model, directory: Path, keep: int, row_dtype: Any) -> None:
+    def __init__(
+        self, model: keras.Model, directory: Path, keep: int, row_dtype: DTypeLike | None
+    ) -> None:
         self._layers, self._weights, fixed = tables_and_weights(model)
         self.model = model
         self._by_rows = {
@@ -160,7 +163,7 @@ class ModelDeltas:
         )
         self._since, self._written = versions, read.values
 
-    def _changes(self, since: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _changes(self, since: Mapping[str, Sequence[int]] | None) -> dict[str, Any]:
         return {
             path: layer.changed_since(None if since is None else since.get(path))
             for path, layer in self._layers.items()

@@ -7,11 +7,10 @@ request waits for a delta, and each answer is of one version.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from kerasps.saving.updatable_tables import (
     UpdatableWeight,
     variable,
 )
+from kerasps.serving.tensor_files import write_file
 from kerasps.variables import ParameterServerVariable, entering
 from kerasps.variables.rows.sharding import ShardedStorage, WholeValue
 
@@ -67,10 +67,10 @@ class UpdatableExport(Export):
 
 def export_updatable(
     model: keras.Model,
-    filepath: Any,
+    filepath: str | os.PathLike[str],
     format: str = "tf_saved_model",
     verbose: bool | None = None,
-    input_signature: Any = None,
+    input_signature: Sequence[object] | None = None,
 ) -> None:
     """Write a SavedModel with the signatures `serve` and `apply_delta`.
 
@@ -105,10 +105,10 @@ def export_updatable(
         )
     extra = Path(path) / INPUTS_FILE
     extra.parent.mkdir(exist_ok=True)
-    extra.write_text(json.dumps(served.inputs, indent=1))
+    write_file(extra, json.dumps(served.inputs, indent=1).encode())
 
 
-def _signature_of(model: keras.Model, given: Any) -> Any:
+def _signature_of(model: keras.Model, given: object) -> Any:
     """Return the signature of the inputs of a model, as TensorFlow has it."""
     return keras.tree.map_structure(
         lambda s: s if isinstance(s, tf.TypeSpec) else tf.TensorSpec(s.shape, s.dtype, s.name),
@@ -119,7 +119,7 @@ def _signature_of(model: keras.Model, given: Any) -> Any:
 class _Served(tf.Module):
     """The content of the SavedModel, and its functions."""
 
-    def __init__(self, model: keras.Model, signature: Sequence[Any]) -> None:
+    def __init__(self, model: keras.Model, signature: Sequence[object]) -> None:
         super().__init__(name="served")
         layers, weights, fixed = tables_and_weights(model)
         # What deltas change. Lists, since paths have slashes, which object graphs do not take.
@@ -146,19 +146,17 @@ class _Served(tf.Module):
             "rows": {path: names[path] for path in self._by_rows},
             "weights": {path: names[path] for path in values if path not in fixed},
         }
-        with contextlib.ExitStack() as nothing:
-            nothing.enter_context(entering(None))
-            self.serve = self._serve(model, layers, weights, signature)
-            self.apply_delta = tf.function(
-                self._apply, input_signature=[self._specs()], autograph=False
-            )
-            self.state = tf.function(self._state, input_signature=[], autograph=False)
+        self.serve = self._serve(model, weights, signature)
+        self.apply_delta = tf.function(
+            self._apply, input_signature=[self._specs()], autograph=False
+        )
+        self.state = tf.function(self._state, input_signature=[], autograph=False)
 
     def _state(self) -> dict[str, tf.Tensor]:
         return {"version": self.version.read_value()}
 
     def _serve(
-        self, model: keras.Model, layers: Any, weights: Any, signature: Sequence[Any]
+        self, model: keras.Model, weights: Mapping[str, object], signature: Sequence[object]
     ) -> Any:
         plain = {
             path: weight
@@ -169,7 +167,7 @@ class _Served(tf.Module):
         def of_generation(generation: int) -> Any:
             phase = UpdatableExport(generation, self._tables, self._weights)
 
-            def call(*inputs: Any) -> Any:
+            def call(*inputs: object) -> Any:
                 with entering(phase):
                     if not plain:
                         return model(*inputs)
@@ -181,7 +179,7 @@ class _Served(tf.Module):
 
         calls = [of_generation(generation) for generation in GENERATIONS]
 
-        def attempt(*inputs: Any) -> Any:
+        def attempt(*inputs: object) -> Any:
             before = self.generation.read_value()
             with tf.control_dependencies([before]):
                 answers = tf.cond(
@@ -193,7 +191,7 @@ class _Served(tf.Module):
 
         attempt = tf.function(attempt, input_signature=signature, autograph=False)
 
-        def serve(*inputs: Any) -> Any:
+        def serve(*inputs: object) -> Any:
             _, answers = tf.while_loop(
                 lambda is_valid, answers: tf.logical_not(is_valid),
                 lambda is_valid, answers: attempt(*inputs),
@@ -247,7 +245,9 @@ class _Served(tf.Module):
             }
             places = {
                 path: table.write_rows(
-                    *(delta[f"{self._names[path]}_{part}"] for part in ("ids", "rows", "removed")),
+                    delta[f"{self._names[path]}_ids"],
+                    delta[f"{self._names[path]}_rows"],
+                    delta[f"{self._names[path]}_removed"],
                     is_whole[path],
                 )
                 for path, table in self._tables.items()
@@ -305,7 +305,7 @@ class _Served(tf.Module):
             return tf.constant(0)
 
 
-def _table_of(layer: Any) -> UpdatableTable:
+def _table_of(layer: keras.layers.Layer) -> UpdatableTable:
     """Return a table with the rows of a layer."""
     storage = getattr(layer.embeddings, "storage", None)
     width = layer.output_dim
@@ -327,7 +327,7 @@ def _table_of(layer: Any) -> UpdatableTable:
     return UpdatableTable(ids, rows, layer.rows_of_ids)
 
 
-def _weight_of(weight: Any) -> UpdatableWeight:
+def _weight_of(weight: keras.Variable) -> UpdatableWeight:
     """Return a weight with the value of a model's."""
     storage = getattr(weight, "storage", None)
     if isinstance(storage, ShardedStorage):

@@ -1,19 +1,19 @@
 """The tables and weights of a SavedModel that deltas update.
 
 All is there in two *generations*, which a request reads one of, but the rows of tables without a
-vocabulary: two hash tables lead to the places of one variable. A delta writes rows to places that no
-hash table names. So the rows that a request reads stay as they are until the delta after the next.
+vocabulary: two hash tables lead to the places of one variable. A delta writes rows to places that
+no hash table names. So the rows that a request reads stay until the delta after the next.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.saving.saved_model import Places, rows_or_default
@@ -23,10 +23,13 @@ GENERATIONS = (0, 1)
 _GROWTH = 4
 
 
-def variable(value: Any, *, shape: Any = None, trainable: bool = False) -> tf.Variable:
+def variable(
+    value: object, *, shape: list[int | None] | None = None, trainable: bool = False
+) -> tf.Variable:
     """Return a variable of a SavedModel, in this process."""
     with tf.init_scope(), tf.device(COORDINATOR_CPU):
-        return tf.Variable(value, trainable=trainable, shape=shape)
+        # A `tf.Variable` would go to a ps, if a strategy is current.
+        return _compat.ResourceVariable(value, trainable=trainable, shape=shape)
 
 
 class _MutablePlaces(Places):

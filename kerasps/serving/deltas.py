@@ -55,6 +55,14 @@ class Delta:
 class State:
     """The tables and weights that deltas leave, as NumPy arrays. Apply each delta in turn.
 
+    ```python
+    state = kerasps.serving.State()
+    for delta in kerasps.serving.DeltaReader("deltas").new():
+        state.apply(delta)
+    for path, (ids, rows) in state.tables.items():
+        print(path, ids.shape, rows.shape)
+    ```
+
     Attributes:
         version: the version of the last delta; None before the first one.
         weights: the values of weights, by their paths.

@@ -97,7 +97,7 @@ class Follower:
         """Why the last look into the directory failed; None if it did not."""
         return self._problem
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: object) -> Any:
         """Return the outputs of the model as tensors, given its inputs as arrays or tensors.
 
         Thread: any, several at the same time.
@@ -109,7 +109,7 @@ class Follower:
         )
         return self._model.serve(*tensors)
 
-    def predict(self, *inputs: Any) -> Any:
+    def predict(self, *inputs: object) -> Any:
         """Return the same as a call, as NumPy arrays."""
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), self(*inputs))
 

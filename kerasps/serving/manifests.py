@@ -1,7 +1,7 @@
 """Manifests of deltas: their names, checksums, and the chain that they form.
 
-A *chain* is a base, number 0, and the deltas that follow it. Each has a manifest, a JSON file that is
-written last, and files of tensors beside it. `docs/delta_files.md` describes the format.
+A *chain* is a base, number 0, and the deltas that follow it. Each has a manifest, a JSON file that
+is written last, and files of tensors beside it. `docs/delta_files.md` describes the format.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from kerasps.errors import DeltaError
+
+# The content of a JSON file.
+Record = dict[str, Any]
 
 FORMAT = "kerasps-deltas/1"
 _NAME = re.compile(r"(\d{6,})-(\d{6,})\.json")
@@ -74,14 +77,14 @@ def _names_in(directory: Path) -> list[str]:
     return sorted(os.listdir(directory)) if directory.is_dir() else []
 
 
-def sealed(content: dict[str, Any]) -> tuple[bytes, str]:
+def sealed(content: Record) -> tuple[bytes, str]:
     """Return the text of a manifest with its digest, and the digest."""
     text = json.dumps({**content, "sha256": _NO_DIGEST}, indent=1).encode()
     found = digest(text)
     return text.replace(_NO_DIGEST.encode(), found.encode()), found
 
 
-def read_manifest(directory: Path, chain: int, number: int) -> dict[str, Any]:
+def read_manifest(directory: Path, chain: int, number: int) -> Record:
     """Return a manifest whose digest, name and entries are right.
 
     Raises:
@@ -109,9 +112,7 @@ def read_manifest(directory: Path, chain: int, number: int) -> dict[str, Any]:
     return dict(content)
 
 
-def check_follows(
-    directory: Path, chain: int, content: dict[str, Any], before: dict[str, Any]
-) -> None:
+def check_follows(directory: Path, chain: int, content: Record, before: Record) -> None:
     """Raise `DeltaError` if a manifest does not follow another one in its chain."""
     path = directory / manifest_name(chain, content["number"])
     if content["chain"] != before["chain"]:

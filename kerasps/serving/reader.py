@@ -13,6 +13,7 @@ from kerasps import checks
 from kerasps.errors import DeltaError
 from kerasps.serving.deltas import Delta, TableDelta
 from kerasps.serving.manifests import (
+    Record,
     check_follows,
     damaged,
     manifest_name,
@@ -85,7 +86,7 @@ class DeltaReader:
             check_follows(self._directory, chain, content, before)
         return content, self._read(chain, content)
 
-    def _read(self, chain: int, content: dict[str, Any]) -> Delta:
+    def _read(self, chain: int, content: Record) -> Delta:
         manifest = self._directory / manifest_name(chain, content["number"])
         parts: dict[str, list[np.ndarray]] = {}
         for name, entry in content["files"].items():
@@ -109,7 +110,7 @@ class DeltaReader:
         )
 
 
-def _table(path: str, entry: dict[str, Any], parts: dict[str, list[np.ndarray]]) -> TableDelta:
+def _table(path: str, entry: Record, parts: dict[str, list[np.ndarray]]) -> TableDelta:
     ids = [np.zeros(0, np.int64), *parts.get(f"tables/{path}/ids", [])]
     rows = parts.get(f"tables/{path}/rows", [])
     removed = [np.zeros(0, np.int64), *parts.get(f"tables/{path}/removed", [])]

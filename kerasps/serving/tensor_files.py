@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kerasps.serving.manifests import damaged, digest, read_bytes
+from kerasps.serving.manifests import Record, damaged, digest, read_bytes
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -67,7 +67,7 @@ def write_file(path: Path, content: bytes) -> None:
     os.replace(partial, path)
 
 
-def read_tensors(path: Path, entry: dict[str, Any]) -> dict[str, np.ndarray]:
+def read_tensors(path: Path, entry: Record) -> dict[str, np.ndarray]:
     """Return the tensors of a file whose checksum is that of its entry in the manifest.
 
     Raises:

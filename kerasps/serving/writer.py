@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from kerasps.errors import DeltaError
-from kerasps.serving.manifests import FORMAT, file_name, files_of_chains, manifest_name, sealed
+from kerasps.serving.manifests import (
+    FORMAT,
+    Record,
+    file_name,
+    files_of_chains,
+    manifest_name,
+    sealed,
+)
 from kerasps.serving.reader import read_chain
 from kerasps.serving.tensor_files import check_installed, write_file, write_tensors
 
@@ -53,7 +61,7 @@ class DeltaWriter:
         ImportError: the package `safetensors` is not installed.
     """
 
-    def __init__(self, directory: Path, keep: int, row_dtype: Any = None) -> None:
+    def __init__(self, directory: Path, keep: int, row_dtype: DTypeLike | None = None) -> None:
         check_installed()
         self._directory, self._keep, self._row_dtype = directory, keep, row_dtype
         self._chain, self._version = 0, 0
@@ -99,7 +107,7 @@ class DeltaWriter:
         step: int,
         tables: dict[str, TableContent],
         weights: dict[str, np.ndarray],
-        since: dict[str, Any],
+        since: Record,
     ) -> None:
         """Write the next delta of the chain, or the base of the next chain.
 
@@ -214,7 +222,7 @@ def _spec(value: np.ndarray) -> dict[str, Any]:
     return {"shape": list(value.shape), "dtype": value.dtype.name}
 
 
-def _bytes_of(content: dict[str, Any]) -> int:
+def _bytes_of(content: Record) -> int:
     return sum(entry["bytes"] for entry in content["files"].values())
 
 

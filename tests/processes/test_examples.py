@@ -138,6 +138,15 @@ def test_rows_of_a_stream_beat_a_vocabulary_of_its_begin(tmp_path) -> None:
 
 
 @pytest.mark.matrix
+def test_answers_change_after_a_click() -> None:
+    output = python("fresh_serving.py", "5")
+    # A sixth item may have changed before the end was seen.
+    found = re.search(r"^(\d) new items: median [\d.]+ s, 90% [\d.]+ s, worst", output)
+    assert found is not None, output
+    assert int(found[1]) >= 5
+
+
+@pytest.mark.matrix
 def test_dlrm_beats_a_constant_guess() -> None:
     # 100,000 rows: enough that the largest of the 26 tables are split. One step per execution
     # traces in the least time.

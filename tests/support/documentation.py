@@ -21,12 +21,14 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RECORDS = {
     *(
         "ChangedRows",
+        "Delta",
         "Evaluation",
         "EvictedIds",
         "LookedUp",
         "PSRunStatus",
         "ProcessUsage",
         "StrategyOptions",
+        "TableDelta",
         "TableSize",
         "TableStatus",
         "TakenTable",

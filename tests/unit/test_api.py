@@ -192,7 +192,7 @@ def test_a_name_of_estimators_says_what_to_use(name, use):
     assert not hasattr(kerasps, name)
 
 
-NEITHER_CLASS_NOR_FUNCTION = {"__version__", "layers", "metrics"}
+NEITHER_CLASS_NOR_FUNCTION = {"__version__", "layers", "metrics", "serving"}
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import kerasps
 from kerasps.serving.manifests import file_name, manifest_name, sealed
 from kerasps.serving.writer import DeltaWriter, TableContent
+from support.documentation import code_blocks, page_text
 
 ENTRY = {"width": 2, "dtype": "float32", "default": {"distribution": "constant", "first": 0.0}}
 
@@ -43,7 +46,7 @@ def chain(directory, values=(1, 2, 3)):
     assert writer.go_on() is None
     assert writer.wants_base
     write(writer, values[0], [7, values[0]], is_base=True)
-    for before, value in zip(values, values[1:], strict=False):
+    for before, value in itertools.pairwise(values):
         write(writer, value, [7, value], removed=[before])
     return writer
 
@@ -53,6 +56,11 @@ def read(directory):
     for delta in kerasps.serving.DeltaReader(directory).new():
         state.apply(delta)
     return state
+
+
+def apply_new(reader, state):
+    for delta in reader.new():
+        state.apply(delta)
 
 
 def check(state, value):
@@ -173,8 +181,7 @@ def test_a_wrong_file_is_named_and_nothing_of_it_is_read(tmp_path, damage, kind)
     reader, state = kerasps.serving.DeltaReader(tmp_path), kerasps.serving.State()
     for _ in range(2):  # again, after the error
         with pytest.raises(kerasps.DeltaError) as raised:
-            for delta in reader.new():
-                state.apply(delta)
+            apply_new(reader, state)
         # The other one of two that were swapped comes first. A foreign manifest is named.
         named = {swap: name.replace("000002", "000001"), foreign: manifest_name(1, 2)}
         assert named.get(damage, name) in str(raised.value)
@@ -219,3 +226,30 @@ def test_two_trainings_in_a_directory_are_refused(tmp_path):
     with pytest.raises(kerasps.DeltaError, match="one training for a directory"):
         write(one, 5, [7, 5])
     assert read(tmp_path).version == 4
+
+
+def test_the_reader_of_the_documentation_reads_what_a_training_wrote(tmp_path):
+    functions = {}
+    for block in code_blocks(page_text("delta_files")):
+        exec(compile(block, "delta_files.md", "exec"), functions)
+    layer = kerasps.layers.DynamicEmbedding(5, max_rows=1_000, seed=3, name="items")
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layer, keras.layers.Flatten()])
+    model.add(keras.layers.Dense(1, name="out"))
+    model.compile("adagrad", "mse")
+    export = kerasps.DeltaExport(tmp_path, every_steps=1)
+    for first in (-4, 30):
+        ids = np.arange(first, first + 40).reshape(-1, 2)
+        model.fit(ids, np.ones(len(ids)), batch_size=5, verbose=0, callbacks=[export])
+        layer.evict([first])
+    model.fit(ids[1:], np.ones(19), verbose=0, callbacks=[export])
+    tables, weights, manifest = functions["read"](tmp_path)
+    rows = tables[layer.embeddings.path]
+    assert sorted(rows) == [*range(-3, 30), *range(31, 70)]
+    np.testing.assert_array_equal(np.stack(list(rows.values())), layer.rows(list(rows)))
+    for weight in model.layers[-1].weights:
+        np.testing.assert_array_equal(weights[weight.path], weight.numpy())
+    entry = manifest["tables"][layer.embeddings.path]
+    for stranger in (30, -4, 2**62, -(2**63)):
+        np.testing.assert_array_equal(
+            functions["uniform_row"](stranger, entry), layer.rows([stranger])[0]
+        )

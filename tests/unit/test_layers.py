@@ -22,7 +22,7 @@ PACKAGE = REPOSITORY / "kerasps"
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
     *("errors", "_private_names", "_compat", "checks", "words"),
-    "strategy_arguments",
+    *("strategy_arguments", "serving"),
     *("runtime", "cluster", "variables", "dynamic", "inputs", "step", "training"),
     "saving",
     "monitoring",
@@ -35,12 +35,22 @@ ORDER = [
         "strategy",
         "central_storage",
     ),
-    *("layers", "metrics", "tracing", "callbacks", "evaluator", "worker_driven", "plan"),
+    *(
+        "layers",
+        "metrics",
+        "tracing",
+        "delta_export",
+        "callbacks",
+        "evaluator",
+        "worker_driven",
+        "plan",
+    ),
     *("__init__", "cli", "tools"),
 ]
 # The wings in `kerasps/tools/`. Their modules are named without it below.
 TOOLS = ("monitoring", "tracing", "plan", "cli")
 WINGS = [
+    "serving",
     "runtime",
     "cluster",
     "variables",
@@ -91,6 +101,7 @@ LATE = {
     ("cli.commands.backups", "kerasps.saving.backup_files"): "as above",
     ("cli.commands.top", "kerasps.tools.cli.live.top_live"): "as above",
     ("cli.commands.trace", "kerasps.tools.cli.live.trace_running"): "as above",
+    ("serving.tensor_files", "safetensors.numpy"): "its package is an extra",
     ("tracing.recording", "grpc"): "a trace alone takes so long to begin",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",
@@ -99,6 +110,7 @@ LATE = {
 # The lines of each wing, with all lines of its files. Whoever needs more raises the number in the
 # same commit, and says why in its message; whoever deletes lowers it. `root` is what is in no wing.
 LINES = {
+    "serving": 960,
     "runtime": 1950,
     "cluster": 6360,
     "variables": 5420,
@@ -114,7 +126,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7670,
     "root": 3410,
-    "tests": 56560,
+    "tests": 56800,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
@@ -125,7 +137,12 @@ MAX_METHODS = 25
 LARGE_CLASSES = {"ParameterServerVariable", "LocalCluster"}
 
 # For users as types, through `kerasps`; no module needs them at run time.
-PUBLIC = {*kerasps.__all__, *kerasps.layers.__all__, *kerasps.metrics.__all__}
+PUBLIC = {
+    *kerasps.__all__,
+    *kerasps.layers.__all__,
+    *kerasps.metrics.__all__,
+    *kerasps.serving.__all__,
+}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kerasps.saving.backup_files import BackupDirectory
 from support.admission import BATCH_SIZE
 from support.any_ids import differences, state_of
 
-STEPS, EPOCHS, ROWS = 12, 9, 20_000
+STEPS, EPOCHS, ROWS = 12, 5, 20_000
 IDS = np.concatenate(
     [
         epoch * 60 + np.random.default_rng(epoch).zipf(1.4, (STEPS * BATCH_SIZE, 2)) % 200
@@ -116,11 +116,11 @@ def test_base_and_deltas_are_the_whole(model, chain):
 
 def test_a_new_base_comes_in_time(strategy, model, tmp_path):
     path = tmp_path / "backups"
-    states = trained(strategy, path, 7, full_every=2, double_checkpoint=True)
+    states = trained(strategy, path, full_every=1, double_checkpoint=True)
     backups = list(BackupDirectory(path).backups())
-    # Bases are 1, 4 and 7; the chains of the last two stay.
-    assert [backup.number for backup in backups] == [7, 6, 5, 4]
-    assert [len(backup.chain) for backup in backups] == [1, 3, 2, 1]
+    # Bases are 1, 3 and 5; the chains of the last two stay.
+    assert [backup.number for backup in backups] == [5, 4, 3]
+    assert [len(backup.chain) for backup in backups] == [1, 2, 1]
     state, _ = restored(model, path)
     assert differences(state, states[-1]) == []
 
@@ -148,7 +148,7 @@ def remove(path, name):
 def swap(path, name):
     """Swaps a file with that of the backup before."""
     file = next(path.glob(name))
-    other = path / str(file.relative_to(path)).replace("000005", "000004")
+    other = path / str(file.relative_to(path)).replace("000003", "000002")
     mine, its = file.read_bytes(), other.read_bytes()
     file.write_bytes(its)
     other.write_bytes(mine)
@@ -168,15 +168,15 @@ def forge(path, name):
 @pytest.mark.parametrize(
     ("harm", "name", "expected"),
     [
-        (damage_byte, "backup-000005/100000.data-*", 4),
-        (damage_byte, "backup-000005/arrays.npz", 4),
-        (damage_byte, "backup-000005.json", 4),
-        (truncate, "backup-000005/100000.data-*", 4),
-        (remove, "backup-000005/100000.index", 4),
-        (remove, "backup-000005.json", 4),
-        (swap, "backup-000005/100000.data-*", 3),
-        (swap, "backup-000005.json", 3),
-        (forge, "backup-000005.json", 5),
+        (damage_byte, "backup-000003/100000.data-*", 2),
+        (damage_byte, "backup-000003/arrays.npz", 2),
+        (damage_byte, "backup-000003.json", 2),
+        (truncate, "backup-000003/100000.data-*", 2),
+        (remove, "backup-000003/100000.index", 2),
+        (remove, "backup-000003.json", 2),
+        (swap, "backup-000003/100000.data-*", 1),
+        (swap, "backup-000003.json", 1),
+        (forge, "backup-000003.json", 3),
         (remove, "backup-000001.json", 0),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_damaged_file_is_named_and_the_good_part_is_used(
         assert state is None
     assert any(str(file).split(".data-")[0] in text for text in told), told
     # Each backup that cannot be used has its warning.
-    later = EPOCHS - expected - ("000005.json" in name and harm is remove)
+    later = EPOCHS - expected - ("000003.json" in name and harm is remove)
     assert sum("is damaged and is not used" in text for text in told) >= later - 1
 
 
