@@ -20,7 +20,7 @@ from kerasps.dynamic.local.local_table import LocalTable
 from kerasps.dynamic.tables.row_files import save_table
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.hooks import patch, table
-from kerasps.layers.arguments import refuse, whole_number
+from kerasps.layers.arguments import refuse, refuse_vectorized_map, whole_number
 from kerasps.layers.bags import are_alike, bags_of, described, is_ragged, is_sparse
 from kerasps.layers.rows_by_hand import LayerWithRows
 from kerasps.saving.saved_model import Export
@@ -254,6 +254,7 @@ class DynamicEmbedding(LayerWithRows):
         return tf.cast(rows, self.compute_dtype)
 
     def _take(self, ids: tf.Tensor, training: bool) -> tf.Tensor:
+        refuse_vectorized_map(self.name)
         ids = as_ids(tf.convert_to_tensor(ids))
         phase = current_phase()
         if isinstance(phase, UpdatableExport):

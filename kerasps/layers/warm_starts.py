@@ -108,8 +108,7 @@ def warm_start(
     ```
 
     Args:
-        model: a built model. Its tables are those of each `DynamicEmbedding`,
-            `keras.layers.Embedding`, and other layer with a variable `embeddings` of two axes.
+        model: a built model. Each layer with a variable `embeddings` of two axes has a table.
         from_: a `.weights.h5` or `.keras` file, the prefix of a `tf.train.Checkpoint` or the
             directory of a `tf.train.CheckpointManager`, or that of a `BackupAndRestore`, whose last
             backup is taken.
@@ -126,11 +125,9 @@ def warm_start(
         A `WarmStart`: what each table took, and what had no place.
 
     Raises:
-        InputError: a name or a vocabulary does not fit the model and the file, or a table has no
-            room. Nothing is changed, except if a ps has too little memory.
-        UnsupportedError: a part of the model cannot be written.
-        OSError: the file cannot be read, or is damaged. Nothing is changed.
-        tf.errors.OpError: a checkpoint or a backup is damaged. Nothing is changed.
+        InputError: a name or a vocabulary does not fit, or a table has no room. Nothing is changed,
+            except if a ps has too little memory.
+        OSError, tf.errors.OpError: the file is damaged. Nothing is changed.
     """
     checked_path("from_", from_)
     in_model = _tables_of(model)

@@ -824,3 +824,39 @@ def test_ids_that_a_layer_computes_are_taken(combiner):
     # Keras calls the product of a symbolic tensor and a number sparse.
     rows = DynamicEmbedding(2, "ones", combiner=combiner)(ids * 2, weights)
     assert rows.shape == ((None, 3, 2) if combiner is None else (None, 2))
+
+
+class InEach(keras.layers.Layer):
+    """Calls a table for each example, in the manner of a map."""
+
+    def __init__(self, table, mapped):
+        super().__init__()
+        self.table, self.mapped = table, mapped
+
+    def call(self, ids):
+        return self.mapped(self.table, ids)
+
+
+def test_a_vectorized_map_is_refused_by_name():
+    ids = tf.constant([[1, 2], [3, 4]], tf.int64)
+    layer = DynamicEmbedding(2, max_rows=9, name="items")
+    layer.build()
+
+    def mapped(table, ids):
+        return tf.vectorized_map(table, ids)
+
+    with pytest.raises(
+        kerasps.UnsupportedError, match=r"'items' is called in a `tf\.vectorized_map`"
+    ):
+        mapped(layer, ids)
+    with pytest.raises(kerasps.UnsupportedError, match="'items' is called in a"):
+        keras.Sequential([keras.Input((2,), dtype="int64"), InEach(layer, mapped)])
+
+    @tf.function
+    def in_a_scope(ids):
+        with tf.name_scope("loop_body"):
+            return layer(ids)
+
+    np.testing.assert_array_equal(in_a_scope(ids), layer(ids))
+    after = tf.vectorized_map(lambda rows: 2 * rows, layer(ids))
+    np.testing.assert_array_equal(after, 2 * layer(ids))

@@ -190,6 +190,26 @@ def test_no_look_up_misses_a_key_while_the_index_grows(small, growth):
     assert wrong == []
 
 
+def test_a_look_up_is_traced_once_and_repeated_while_the_phase_grows(small, monkeypatch):
+    keys, traced = small.new(), []
+    places = small.make(keys)
+    found, ran = key_index.KeyIndex.find_locked, tf.Variable(0)
+
+    def find_locked(index, keys):
+        """Misses all keys in its first two runs, in which the phase grows."""
+        traced.append(keys)
+        count = ran.assign_add(1)
+        grows = tf.cast(count <= 2, tf.int64)
+        (phase,) = index._numbers(0)
+        with tf.control_dependencies([index._set({0: phase + grows})]):
+            return tf.where(count <= 2, tf.zeros_like(keys), found(index, keys))
+
+    monkeypatch.setattr(key_index.KeyIndex, "find_locked", find_locked)
+    find = OnPS(DEVICE, small.part.index.find, KEYS)
+    np.testing.assert_array_equal(find.call(keys)[0], places)
+    assert (len(traced), int(ran)) == (1, 3)
+
+
 def test_a_part_whose_ps_is_gone_is_not_watched(small, growth, monkeypatch):
     def fail(is_over):
         raise tf.errors.UnavailableError(None, None, "the ps is gone")

@@ -64,20 +64,18 @@ class KeyIndex:
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """Return the place of each key, 0 for one that has none. Needs no lock."""
 
-        def attempt() -> tuple[tf.Tensor, tf.Tensor]:
+        def attempt(*_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             (phase,) = self._numbers(_PHASE)
             with tf.control_dependencies([phase]):
                 places = self.find_locked(keys)
             with tf.control_dependencies([places]):
                 (after,) = self._numbers(_PHASE)
+            places.set_shape(keys.shape)
             return places, tf.equal(phase, after)
 
-        places, is_sure = attempt()
-
-        def again() -> tf.Tensor:
-            return tf.while_loop(lambda _, sure: ~sure, lambda *_: attempt(), (places, is_sure))[0]
-
-        return tf.cond(is_sure, lambda: places, again)
+        # A loop for the first attempt too, as each use of `attempt` costs a trace.
+        none = tf.zeros_like(keys), tf.constant(False)
+        return tf.while_loop(lambda _, is_sure: ~is_sure, attempt, none)[0]
 
     def find_locked(self, keys: tf.Tensor) -> tf.Tensor:
         """Return the place of each key, 0 for one that has none. Call under the lock."""
