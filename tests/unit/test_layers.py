@@ -115,7 +115,7 @@ LINES = {
     "cluster": 6360,
     "variables": 5420,
     "dynamic": 6090,
-    "layers": 2080,
+    "layers": 2100,
     "inputs": 2460,
     "step": 12210,
     "training": 7130,
@@ -126,7 +126,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7670,
     "root": 3410,
-    "tests": 56800,
+    "tests": 56850,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
