@@ -362,6 +362,8 @@ PRIVATE_ATTRIBUTES: tuple[Row, ...] = (
     Row("_maybe_autocast", _VARIABLE, FIT, "mixed precision casts the pulled value", ("value",)),
     Row("_value", _VARIABLE, FIT, "the storage"),
     Row("_dtype", _VARIABLE, FIT, "the given one, before the storage exists"),
+    Row("_shared_name", _VARIABLE, CHECKPOINTS,
+        "overridden: checkpoints name variables by it"),
     Row("_serialize_to_tensors", _VARIABLE, CHECKPOINTS,
         "overridden: TensorFlow writes checkpoints of variables by it"),
     Row("_restore_from_tensors", _VARIABLE, CHECKPOINTS,

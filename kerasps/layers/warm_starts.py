@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import keras
 import numpy as np
@@ -236,7 +236,10 @@ def _pairs(
     return pairs
 
 
-def _named(name: str, tables: list[Any], where: str) -> Any:
+_Found = TypeVar("_Found", StoredTable, _Table)
+
+
+def _named(name: str, tables: Sequence[_Found], where: str) -> _Found:
     found = [table for table in tables if table.has_name(name)]
     if len(found) != 1:
         how_many = f"{len(found)} tables" if found else "no table"
@@ -249,7 +252,7 @@ def _named(name: str, tables: list[Any], where: str) -> Any:
     return found[0]
 
 
-def _listed(tables: list[Any]) -> str:
+def _listed(tables: Sequence[StoredTable] | Sequence[_Table]) -> str:
     # Of the matrices of a checkpoint, tables are those whose layer is known.
     known = [table for table in tables if table.layer] or tables
     return ", ".join(table.label for table in known) or "no table"
@@ -390,7 +393,7 @@ def _make_rows(variable: LocalRows | KeyedVariable, ids: np.ndarray) -> None:
         make_rows(variable.access, ids)
 
 
-def _most_rows(variable: Any) -> int | None:
+def _most_rows(variable: object) -> int | None:
     if isinstance(variable, LocalRows):
         return int(variable.table.num_places)
     begins = variable.rows_of_ids if isinstance(variable, KeyedVariable) else None
