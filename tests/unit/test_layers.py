@@ -102,18 +102,18 @@ LINES = {
     "cluster": 6360,
     "variables": 5420,
     "dynamic": 5340,
-    "layers": 2010,
+    "layers": 2040,
     "inputs": 2460,
     "step": 12160,
     "training": 7130,
     "saving": 2480,
-    "hooks": 1410,
+    "hooks": 1430,
     "metrics": 530,
     "evaluator": 1020,
     "worker_driven": 1910,
     "tools": 7570,
     "root": 3180,
-    "tests": 55010,
+    "tests": 55090,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
