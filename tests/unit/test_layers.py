@@ -113,7 +113,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7570,
     "root": 3180,
-    "tests": 55090,
+    "tests": 55110,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
