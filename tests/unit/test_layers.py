@@ -102,7 +102,7 @@ LINES = {
     "cluster": 6360,
     "variables": 5420,
     "dynamic": 5340,
-    "layers": 2040,
+    "layers": 2060,
     "inputs": 2460,
     "step": 12160,
     "training": 7130,
