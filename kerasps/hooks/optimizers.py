@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from kerasps import training
 from kerasps.dynamic.local.local_rows import LocalRows, making_slot
+from kerasps.errors import UnsupportedError
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.runtime.connected import connected_strategy
@@ -167,6 +168,7 @@ def add_slot(
     It is not beside the value of a step, and not within a function that XLA compiles.
     """
     if isinstance(reference_variable, LocalRows):
+        _check_same_strategy(self, reference_variable)
         with making_slot(reference_variable.table, initializer):
             return original(self, reference_variable, name, initializer)
     with (
@@ -175,6 +177,20 @@ def add_slot(
         scope_of_ours() if _is_ours(self) else _nothing(),
     ):
         return original(self, reference_variable, name, initializer)
+
+
+def _check_same_strategy(
+    optimizer: keras.optimizers.Optimizer, table: keras.Variable | tf.Variable
+) -> None:
+    """Raise `UnsupportedError` if TensorFlow would refuse to make a slot, without naming it."""
+    expected, received = tf.distribute.get_strategy(), optimizer._distribution_strategy
+    if received is not expected:
+        raise UnsupportedError(
+            f"The optimizer {optimizer.name!r} of the table '{table.path}' was made in the scope "
+            "of another strategy, or outside of any. Expected: one that is made in that of "
+            f"{type(expected).__name__}. Received: one of {type(received).__name__}. Make the "
+            "optimizer, as well as the model, within `with strategy.scope():`."
+        )
 
 
 def var_key(

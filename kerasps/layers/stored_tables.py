@@ -251,21 +251,43 @@ def _in_backup(path: str) -> Iterator[list[StoredTable]]:
 def _table_of_backup(backup: Backup, key: str, spec: Mapping[str, Any]) -> StoredTable:
     dtype, (num_rows, width) = tf.as_dtype(spec["dtype"]), spec["shape"]
     has_ids = num_rows == MOST_ROWS
+    # The backups that it is a delta on come first.
+    chain: tuple[Backup, ...] = getattr(backup, "chain", (backup,))
+    groups = [entry.get("tables", ()) for each in chain for entry in each.pieces]
+    # The keys of the table and its slots.
+    members = {key}.union(*(group for group in groups if key in group))
 
     def read() -> Iterator[Piece]:
-        for entry in backup.pieces:
-            prefix = f"{backup.directory}/{entry['file']}"
-            with naming_damaged_checkpoint(prefix):
-                if has_ids and key in entry.get("tables", ()):
-                    number = 1 + entry["tables"].index(key)
-                    rows = _restored(prefix, f"{number}", "", dtype)
-                    yield _restored(prefix, "0", "", tf.int64), rows
-                elif entry.get("key") == key:
-                    rows = _restored(prefix, entry["name"], "", dtype)
-                    yield np.arange(*entry["rows"], dtype=np.int64), rows
+        # Of a backup that is a delta, the last version of each row counts, so the last is first.
+        later = np.zeros(0, np.int64)
+        for each in reversed(chain if has_ids else chain[-1:]):
+            found = [later, *(ids for name, ids in _removed(each).items() if name in members)]
+            for ids, rows in _pieces_of_backup(each, key, dtype):
+                kept = np.isin(ids, later, invert=True)
+                found.append(ids if each is not chain[0] else later[:0])
+                yield ids[kept], rows[kept]
+            later = np.unique(np.concatenate(found))
 
     path = spec["path"]
     return StoredTable(_layer_of(path), (path,), width, dtype, None if has_ids else num_rows, read)
+
+
+def _removed(backup: Backup) -> Mapping[str, np.ndarray]:
+    """Return the ids whose rows were removed before a delta, by the key of a table or a slot."""
+    return getattr(backup, "removed", {})
+
+
+def _pieces_of_backup(backup: Backup, key: str, dtype: tf.DType) -> Iterator[Piece]:
+    for entry in backup.pieces:
+        prefix = f"{backup.directory}/{entry['file']}"
+        with naming_damaged_checkpoint(prefix):
+            if key in entry.get("tables", ()):
+                number = 1 + entry["tables"].index(key)
+                rows = _restored(prefix, f"{number}", "", dtype)
+                yield _restored(prefix, "0", "", tf.int64), rows
+            elif entry.get("key") == key:
+                rows = _restored(prefix, entry["name"], "", dtype)
+                yield np.arange(*entry["rows"], dtype=np.int64), rows
 
 
 @contextlib.contextmanager

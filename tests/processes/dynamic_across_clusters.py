@@ -103,6 +103,18 @@ def fit(model, directory, *callbacks):
 def load_and_save(model):
     """Loads what the earlier process saved, and saves it again; says what differs."""
     expected = dict(np.load(EARLIER / "expected.npz"))
+    for form in [*FORMS, "backups"]:
+        train(model, 2)
+        taken = kerasps.warm_start(model, EARLIER / form)
+        report["taken"] += [each.rows for each in taken.tables.values()]
+        if form != "backups":  # of a training that went on
+            report["taken_wrong"] += [
+                f"{form}: {name}"
+                for index, name in enumerate(("users", "items"))
+                if not np.array_equal(
+                    model.get_layer(name).rows(expected[f"{index}/ids"]), expected[f"{index}"]
+                )
+            ]
     for form in FORMS:
         train(model, 2)
         load(model, EARLIER, form)
@@ -115,6 +127,7 @@ def load_and_save(model):
 
 
 report = {"different": [], "trained_apart": [], "content": [], "resumed_apart": []}
+report |= {"taken": [], "taken_wrong": []}
 if not NUM_PS:
     load_and_save(make_model(names=("users", "items"), max_rows=200))
     print_report(report)

@@ -38,6 +38,13 @@ def test_what_is_saved_again_is_equal_byte_for_byte(reports, index):
     assert reports[index]["content"] == []
 
 
+@pytest.mark.parametrize("index", [1, 2, 3])
+def test_tables_are_taken_by_name_from_every_kind_of_file(reports, index):
+    assert min(reports[index]["taken"]) > 0
+    assert len(reports[index]["taken"]) == 2 * 4
+    assert reports[index]["taken_wrong"] == []
+
+
 @pytest.mark.parametrize("index", [1, 2])
 def test_training_goes_on_alike(reports, index):
     assert reports[index]["trained_apart"] == []

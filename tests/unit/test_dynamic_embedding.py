@@ -860,3 +860,27 @@ def test_a_vectorized_map_is_refused_by_name():
     np.testing.assert_array_equal(in_a_scope(ids), layer(ids))
     after = tf.vectorized_map(lambda rows: 2 * rows, layer(ids))
     np.testing.assert_array_equal(after, 2 * layer(ids))
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adagrad"])
+def test_an_optimizer_from_outside_of_the_scope_is_named(name):
+    ids = np.array([[1, 2], [3, 4]])
+    strategy = kerasps.CentralStorageStrategy(["CPU:0"])
+
+    def compiled(optimizer):
+        table = DynamicEmbedding(2, max_rows=9, name="items")
+        model = keras.Sequential([keras.Input((2,), dtype="int64"), table, keras.layers.Flatten()])
+        model.compile(optimizer, "mse")
+        return model
+
+    outside = keras.optimizers.get(name)
+    with strategy.scope():
+        model = compiled(outside)
+        other = compiled(name)
+    with pytest.raises(
+        kerasps.UnsupportedError,
+        match=r"'.*items/embeddings' was .* CentralStorageStrategy\. Received: one of _Default",
+    ):
+        model.fit(ids, np.ones((2, 4)), verbose=0)
+    other.fit(ids, np.ones((2, 4)), verbose=0)
+    assert other.layers[0].num_rows == 4

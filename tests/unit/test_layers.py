@@ -115,18 +115,18 @@ LINES = {
     "cluster": 6360,
     "variables": 5420,
     "dynamic": 6090,
-    "layers": 2100,
+    "layers": 2120,
     "inputs": 2460,
     "step": 12210,
     "training": 7130,
     "saving": 3570,
-    "hooks": 1430,
+    "hooks": 1450,
     "metrics": 530,
     "evaluator": 1020,
     "worker_driven": 1910,
     "tools": 7670,
     "root": 3410,
-    "tests": 56940,
+    "tests": 56990,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
