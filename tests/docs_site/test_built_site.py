@@ -91,7 +91,7 @@ def test_a_page_has_the_elements_that_github_shows(path):
 
 
 def public_names():
-    modules = ("layers", "metrics")
+    modules = ("layers", "metrics", "serving")
     yield from (name for name in kerasps.__all__ if name not in ("__version__", *modules))
     for place in modules:
         # Importing them would take Keras.
