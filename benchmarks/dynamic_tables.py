@@ -3,19 +3,25 @@
     python benchmarks/dynamic_tables.py steps --ps 1 --steps-per-execution 10
     python benchmarks/dynamic_tables.py growth --rows 5000000
     python benchmarks/dynamic_tables.py bound --steps-per-execution 10 --tail-steps 100000
+    python benchmarks/dynamic_tables.py changes --ps 1
+    python benchmarks/dynamic_tables.py delta --rows 1000000
 
 `steps` trains 26 tables of 16 columns, batches of 128, ids by Zipf's law: fixed tables; tables
 without a vocabulary that get no new ids; and some that get 2% new ids. `growth` makes rows in one
 table, and prints what the table takes before its first row, how long calls with new rows take
 (in turn with calls that have none), the memory of a row, and a step at few rows and at many.
 `bound` fills the tables of `steps` to their bound, so that each new id evicts a row, and prints the
-slowest steps, one to an execution.
+slowest steps, one to an execution. `changes` compares the steps of `steps` before anybody asks for
+changes, after one question, and while a thread reads the changes of all tables each second. `delta`
+compares a backup of one table and its slot with a delta after 1% of the rows changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 
@@ -189,6 +195,105 @@ def load() -> str:
     return f"{psutil.getloadavg()[0]:.0f}"
 
 
+def compare_changes(options: argparse.Namespace) -> None:
+    """Print the ratios of steps whose changes nobody asks for, or somebody."""
+    with kerasps.LocalCluster(num_workers=1, num_ps=options.ps) as cluster:
+        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+        steps = _Steps(strategy, options.steps_per_execution)
+        same = steps.data()
+        kind = kerasps.layers.DynamicEmbedding
+        tables = [layer for layer in steps.dynamic.layers if isinstance(layer, kind)]
+        for model in (steps.fixed, steps.dynamic):
+            milliseconds(model, same, epochs=2)
+
+        fastest: list[float] = []
+
+        def ratios() -> list[float]:
+            found, times = [], []
+            for _ in range(options.rounds):
+                times.append(milliseconds(steps.dynamic, same, epochs=2))
+                found.append(times[-1] / milliseconds(steps.fixed, same, epochs=2))
+            fastest.append(min(times))
+            return found
+
+        before = ratios()
+        versions = [table.changed_since().version for table in tables]
+        noted, is_over, answers, rows = ratios(), threading.Event(), 0, 0
+
+        def follow() -> None:
+            nonlocal answers, rows
+            while not is_over.wait(1.0):
+                for number, table in enumerate(tables):
+                    changes = table.changed_since(versions[number])
+                    versions[number] = changes.version
+                    rows += sum(len(ids) for ids, _ in changes.pieces)
+                answers += 1
+
+        reader = threading.Thread(target=follow)
+        reader.start()
+        followed = ratios()
+        is_over.set()
+        reader.join()
+    middle = statistics.median(before)
+    print("| ps | dynamic / fixed | changes noted | and read each second | load |")
+    print("| --- | --- | --- | --- | --- |")
+    print(f"| {options.ps} | {spread(before)} | {spread(noted)} | {spread(followed)} | {load()} |")
+    print(
+        f"noted / before {statistics.median(noted) / middle:.3f}; followed / before "
+        f"{statistics.median(followed) / middle:.3f}; {answers} answers with {rows:,} rows"
+    )
+    # Other work on the machine disturbs the fastest epochs least.
+    print("fastest epochs: " + ", ".join(f"{time:.3f}" for time in fastest) + " ms a step")
+
+
+def compare_delta(options: argparse.Namespace) -> None:
+    """Print the bytes and seconds of a backup, and of a delta after 1% of the rows changed."""
+    from kerasps.saving import BackupStore
+    from kerasps.saving.backup_files import BackupDirectory
+
+    generator = np.random.default_rng(0)
+    with (
+        kerasps.LocalCluster(num_workers=1, num_ps=options.ps) as cluster,
+        tempfile.TemporaryDirectory() as path,
+    ):
+        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+        with strategy.scope():
+            table = kerasps.layers.DynamicEmbedding(WIDTH)
+            model = _one_table(table)
+            model.compile("adagrad", "mse")
+            model.optimizer.build(model.trainable_variables)
+        for ids in np.array_split(np.arange(options.rows), -(-options.rows // LARGE_PIECE)):
+            table.load_rows(ids, generator.random((len(ids), WIDTH)).astype("float32"))
+        store = BackupStore(path, model, full_every=1000)
+        seconds: list[tuple[float, float]] = []
+        for number in range(1 + options.rounds):
+            if number:
+                ids = generator.choice(options.rows, options.rows // 100, replace=False)
+                table.load_rows(ids, generator.random((len(ids), WIDTH)).astype("float32"))
+            began = time.perf_counter()
+            store.write({}, [])
+            copied = time.perf_counter()
+            store.wait(600)
+            seconds.append((copied - began, time.perf_counter() - began))
+            if number == 0:  # the functions are traced now; begin anew
+                store = BackupStore(path, model, full_every=1000)
+                began = time.perf_counter()
+                store.write({}, [])
+                copied = time.perf_counter()
+                store.wait(600)
+                seconds = [(copied - began, time.perf_counter() - began)]
+        base, *deltas = next(BackupDirectory(path).backups()).chain
+        num_bytes = statistics.median(delta.num_bytes for delta in deltas)
+    copying, whole = seconds[0]
+    delta_copying, delta_whole = (statistics.median(v) for v in zip(*seconds[2:], strict=True))
+    print(f"base: {base.num_bytes:,} bytes, {copying:.3f} s to copy, {whole:.3f} s in all")
+    print(
+        f"delta of 1%: {num_bytes:,} bytes ({num_bytes / base.num_bytes:.1%}), "
+        f"{delta_copying:.3f} s to copy, {delta_whole:.3f} s in all ({delta_whole / whole:.1%}); "
+        f"load {load()}"
+    )
+
+
 def resident() -> int:
     """Return the bytes that the ps holds in memory."""
     return sum(task.memory_info().rss for task in psutil.Process().children(recursive=True))
@@ -295,6 +400,16 @@ def main() -> None:
     bound.add_argument("--order", default="lru")
     bound.add_argument("--tail-steps", type=int, default=0)
     bound.set_defaults(run=compare_bound)
+    changes = commands.add_parser("changes")
+    changes.add_argument("--ps", type=int, default=1)
+    changes.add_argument("--steps-per-execution", type=int, default=10)
+    changes.add_argument("--rounds", type=int, default=9)
+    changes.set_defaults(run=compare_changes)
+    delta = commands.add_parser("delta")
+    delta.add_argument("--ps", type=int, default=2)
+    delta.add_argument("--rows", type=int, default=1_000_000)
+    delta.add_argument("--rounds", type=int, default=5)
+    delta.set_defaults(run=compare_delta)
     options = parser.parse_args()
     options.run(options)
 

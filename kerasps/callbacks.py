@@ -59,9 +59,13 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         double_checkpoint: as in Keras: whether to keep the last two backups. Default False.
         delete_checkpoint: as in Keras: whether to delete the backups when `fit` ends without an
             error. Default True.
+        delta: whether a backup holds, of tables without a vocabulary, only the rows that changed
+            since the one before. All other variables are in it whole. Default False.
+        full_every: with `delta=True`, the most such deltas on a whole backup. A whole one also
+            follows when they have more than half of its bytes, and when `fit` begins. Default 100.
 
     Raises:
-        TypeError: `interval_s` is not a number.
+        TypeError: `interval_s` or `full_every` is not a number.
         ValueError: it is not positive and finite, or another argument is not what Keras takes.
     """
 
@@ -73,6 +77,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         interval_s: float | None = None,
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
+        delta: bool = False,
+        full_every: int = 100,
     ) -> None:
         super().__init__(
             os.fspath(checks.path("backup_dir", backup_dir)),
@@ -88,6 +94,15 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
                 advice="Give a number like 60, or leave it out.",
             )
         self.interval_s = interval_s
+        full_every = checks.count(
+            "Argument `full_every` is not a number of backups",
+            full_every,
+            least=1,
+            expected="a whole number from 1",
+            received=f"full_every={full_every!r}",
+            advice="Give a number like 100, or leave it out.",
+        )
+        self.full_every = full_every if delta else 0
 
 
 class StalenessLogger(keras.callbacks.Callback):

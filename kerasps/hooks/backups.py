@@ -18,7 +18,10 @@ def load(original: Callable[..., None], callback: keras.callbacks.BackupAndResto
     fit = training.running_fit(callback.model)
     if fit is not None:
         store = saving.BackupStore(
-            callback.backup_dir, callback.model, keep=2 if callback.double_checkpoint else 1
+            callback.backup_dir,
+            callback.model,
+            keep=2 if callback.double_checkpoint else 1,
+            full_every=getattr(callback, "full_every", 0),
         )
         is_newer = _keras_is_newer(callback, store.modified_at)
         if fit.begin(callback, store, restores=not is_newer):

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from kerasps.layers.dynamic_embedding import DynamicEmbedding
 from kerasps.layers.loading import load_rows
-from kerasps.layers.rules import CountAdmission, EvictedIds, Eviction, ProbabilityAdmission
+from kerasps.layers.rules import (
+    ChangedRows,
+    CountAdmission,
+    EvictedIds,
+    Eviction,
+    ProbabilityAdmission,
+)
 from kerasps.layers.table_sources import rows_in_file, rows_of_recommenders_addons
 
 __all__ = [
+    "ChangedRows",
     "CountAdmission",
     "DynamicEmbedding",
     "EvictedIds",
@@ -24,6 +31,7 @@ __all__ = [
 
 # Users import them from here.
 for _public in (
+    ChangedRows,
     CountAdmission,
     DynamicEmbedding,
     EvictedIds,

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from kerasps.dynamic.ids.eviction import Eviction
 from kerasps.dynamic.ids.keys import ids_of
 from kerasps.dynamic.local.local_table import LocalTable
+from kerasps.dynamic.tables.changed import ChangedRows
 from kerasps.dynamic.tables.evicted import EvictedIds, evicted_since
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.layers.arguments import refuse, whole_number
@@ -98,6 +99,51 @@ class LayerWithRows(keras.layers.Layer):
         """
         batch = whole_number("batch", batch, "such as 65536", least=1)
         return iter(self._table.row_items(batch))
+
+    def changed_since(self, version: object = None, batch: int = 65536) -> ChangedRows:
+        """Return the rows that changed since a version, and the ids that have no row any more.
+
+        The first call, of anyone and with any version, lets the ps note from then on in which
+        version each row changes. A reader that applies all answers in turn, first the removed ids
+        of each and then its rows, has the rows of the table, bit for bit. It may read in another
+        thread while the training goes on: a ps is locked for some milliseconds at a time. What
+        changes during an answer may be in it, and is in the next one.
+
+        ```python
+        copy, version = {}, None
+        ...  # again and again
+        changes = layer.changed_since(version)
+        if changes.is_whole:
+            copy.clear()
+        for key in changes.removed:
+            copy.pop(key, None)
+        for ids, rows in changes.pieces:
+            copy.update(zip(ids, rows))
+        version = changes.version
+        ```
+
+        A ps keeps 4 bytes for each row, and the last 1,048,576 removed ids of all tables of this
+        width. Without a strategy, each call compares all rows with a copy.
+
+        Args:
+            version: the `version` of an earlier answer. Default None: all rows.
+            batch: the most rows in a piece.
+
+        Returns:
+            A `ChangedRows`: the `version` to pass next, `is_whole`, the `removed` ids and the
+            `pieces` of ids and rows. `is_whole` is True without a version, and with one that is
+            not known: of another table, of a ps that was replaced, or so old that removed ids are
+            missing. The pieces are then all rows.
+
+        Raises:
+            InputError: `version` is no version.
+        """
+        batch = whole_number("batch", batch, "such as 65536", least=1)
+        table = self._table
+        if self._local is not None:
+            return self._local.changed_since(version, batch)
+        changes: ChangedRows = table.access.changes.since(version, batch)
+        return changes
 
     def load_rows(self, ids: ArrayLike, rows: ArrayLike) -> None:
         """Set the rows of ids, and make those that are missing.

@@ -6,10 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kerasps.runtime.calls import separate_executor
@@ -19,8 +20,9 @@ from kerasps.saving.backup_files import PROBE, Backup, BackupDirectory
 from kerasps.saving.table_backups import (
     TableCopies,
     TablePiece,
+    TableRestorer,
+    Versions,
     read_tables,
-    restore_tables,
     tables_of,
 )
 from kerasps.saving.variable_copies import VariableCopies, restore, specs_of, to_record
@@ -29,6 +31,9 @@ from kerasps.variables.keras.slots import optimizers_of
 from kerasps.variables.lanes.flights import worker_timeout
 from kerasps.variables.storage.kinds import is_metric_state
 
+# A whole backup follows when the deltas have more than this share of the bytes of the last one.
+_MOST_OF_BASE = 0.5
+
 
 class BackupStore:
     """Writes and restores the backups of one model in one directory.
@@ -36,10 +41,19 @@ class BackupStore:
     Contract: `write` returns when each ps has copied its variables; a thread then writes the
     copies. One backup is written at a time. An error there does not end the training: `problems`
     returns it. Thread: `fit`'s.
+
+    Args:
+        keep: how many whole backups stay, with the deltas on them.
+        full_every: the most deltas on a whole backup; 0 for whole ones alone.
     """
 
-    def __init__(self, path: str, model: keras.Model, *, keep: int = 1) -> None:
+    def __init__(
+        self, path: str, model: keras.Model, *, keep: int = 1, full_every: int = 0
+    ) -> None:
         self._directory = BackupDirectory(path, keep)
+        self._full_every = full_every
+        # The last complete backup of this object, and the versions of its tables.
+        self._chain: _Chain | None = None
         self._model = model
         self._copies: tuple[list[int], VariableCopies, TableCopies] | None = None
         self._thread: threading.Thread | None = None
@@ -60,10 +74,12 @@ class BackupStore:
             ValueError: the backup is of another model.
         """
         by_key = _by_key(self._model, variables)
+        damaged: dict[int, Exception] = {}
         for backup in self._directory.backups():
-            _check_fits(backup, by_key)
+            for each in backup.chain:
+                _check_fits(each, by_key)
             try:
-                _restore(backup, by_key)
+                _restore(backup, by_key, damaged)
             except (tf.errors.OpError, OSError) as exc:
                 check_ps_of(connected_host())
                 self._directory.warn_of_damage(backup.number, exc)
@@ -86,14 +102,29 @@ class BackupStore:
             tables = tables_of(by_key)
             others = {key: each for key, each in by_key.items() if key not in tables}
             self._copies = storages, VariableCopies(others), TableCopies(tables)
-        copies = self._copies[1:]
-        for each in copies:
-            each.make()
-        arguments = copies, record, specs_of(by_key)
+            self._chain = None
+        _, others_copies, table_copies = self._copies
+        following = self._following(table_copies) if self._full_every else None
+        others_copies.make()
+        previous = None if following is None else following.previous
+        table_copies.make({} if previous is None else previous.versions)
+        arguments = (others_copies, table_copies), record, specs_of(by_key), following
         self._thread = threading.Thread(
             target=self._write, args=arguments, name="kerasps backup", daemon=True
         )
         self._thread.start()
+
+    def _following(self, tables: TableCopies) -> _Next:
+        """Return what the next backup is on, and begin new versions of all tables."""
+        chain = self._chain
+        if chain is not None and not all(map(self._directory.has, chain.needed)):
+            chain = None  # somebody deleted it
+        changes = tables.changes({} if chain is None else chain.versions)
+        versions = {key: each.version for key, each in changes.items()}
+        is_whole = any(each.is_whole for each in changes.values())
+        if chain is None or is_whole or not chain.has_room(self._full_every):
+            return _Next(None, versions, {})
+        return _Next(chain, versions, {key: each.removed for key, each in changes.items()})
 
     @property
     def is_writing(self) -> bool:
@@ -124,6 +155,7 @@ class BackupStore:
         copies: Sequence[VariableCopies | TableCopies],
         record: dict[str, Any],
         specs: dict[str, dict[str, Any]],
+        following: _Next | None,
     ) -> None:
         """Write a backup, and free the copies. Thread: the store's."""
         number = None
@@ -139,7 +171,18 @@ class BackupStore:
                     for each in copies:
                         each.free()
             tf.io.gfile.remove(probe)
-            self._directory.commit(number, record, to_record(pieces), specs)
+            previous = None if following is None else following.previous
+            backup = self._directory.commit(
+                number,
+                record,
+                to_record(pieces),
+                specs,
+                removed=None if following is None else following.removed,
+                previous=None if previous is None else previous.backups[-1],
+            )
+            if following is not None:
+                before = () if previous is None else previous.backups
+                self._chain = _Chain((*before, backup), following.versions)
         except Exception as exc:
             self._problems.append(self._problem(exc))
             if number is not None:
@@ -156,15 +199,74 @@ class BackupStore:
         )
 
 
-def _restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) -> None:
-    """Restore variables from a backup; change none if a file is damaged."""
+@dataclass(frozen=True)
+class _Chain:
+    """A whole backup and the deltas on it.
+
+    Attributes:
+        backups: these backups, the whole one first.
+        versions: the versions of all tables at the last one.
+    """
+
+    backups: tuple[Backup, ...]
+    versions: Versions
+
+    @property
+    def needed(self) -> list[int]:
+        """The numbers of the backups."""
+        return [backup.number for backup in self.backups]
+
+    def has_room(self, most: int) -> bool:
+        """Return True if another delta may be on it."""
+        base, *deltas = (backup.num_bytes for backup in self.backups)
+        return len(deltas) < most and sum(deltas) <= _MOST_OF_BASE * base
+
+
+@dataclass(frozen=True)
+class _Next:
+    """The place of a backup in progress in its chain.
+
+    Attributes:
+        previous: the chain that it is a delta on; None for a whole one.
+        versions: the versions of all tables that it has.
+        removed: the ids whose rows were removed since.
+    """
+
+    previous: _Chain | None
+    versions: Versions
+    removed: dict[str, np.ndarray]
+
+
+def _restore(
+    backup: Backup,
+    variables: Mapping[str, ParameterServerVariable],
+    damaged: dict[int, Exception],
+) -> None:
+    """Restore variables from a backup and its chain; change none if a file is damaged.
+
+    Args:
+        damaged: the backups that are known to be damaged; it is added to.
+    """
     tables = tables_of(variables)
-    of_tables = [TablePiece(**entry) for entry in backup.pieces if "tables" in entry]
-    read_tables(of_tables, tables, backup.directory)
+    of_tables = {
+        each.number: [TablePiece(**entry) for entry in each.pieces if "tables" in entry]
+        for each in backup.chain
+    }
+    for each in backup.chain:
+        try:
+            if each.number in damaged:
+                raise damaged[each.number]
+            read_tables(of_tables[each.number], tables, each.directory)
+        except (tf.errors.OpError, OSError) as exc:
+            damaged[each.number] = exc
+            raise
     pieces = [entry for entry in backup.pieces if "tables" not in entry]
     others = {key: each for key, each in variables.items() if key not in tables}
     restore(replace(backup, pieces=pieces), others)
-    restore_tables(of_tables, tables, backup.directory)
+    restorer = TableRestorer(tables)
+    for each in backup.chain:
+        restorer.write(of_tables[each.number], each.removed, each.directory)
+    restorer.finish()
 
 
 def _by_key(

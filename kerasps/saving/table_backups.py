@@ -3,7 +3,8 @@
 When no step is in flight, each ps copies the ids and rows that it holds of each table, and of its
 slots. Then training continues, and the ps write the copies. A file of a backup has some ids that
 one ps holds, in no order, and the rows of these ids, of the table and of its slots. If a ps does
-not see the directory, the coordinator fetches the rows and writes its files.
+not see the directory, the coordinator fetches the rows and writes its files. A delta has only the
+rows that changed since the version of the backup before, and its manifest has the removed ids.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,9 @@ import tensorflow as tf
 
 from kerasps.dynamic.ids.keys import unmixed
 from kerasps.dynamic.parts.keyed_rows import KeyedRows
+from kerasps.dynamic.policies.stamps import all_changed_places
 from kerasps.dynamic.policies.terms import SLOT_BITS, SlotTerms, salt_in_pool
+from kerasps.dynamic.tables.changed import ChangedRows, version_in
 from kerasps.dynamic.tables.row_access import pieces_of
 from kerasps.dynamic.tables.table import KeyedVariable
 from kerasps.runtime.calls import persist
@@ -27,11 +30,14 @@ from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch
 from kerasps.runtime.on_ps import OnPS, call_on_each
 from kerasps.saving.checkpoints import sees
+from kerasps.saving.damage import naming_damaged_checkpoint
 from kerasps.saving.variable_copies import on_each_device, save_values
 from kerasps.variables import ParameterServerVariable
 
 # Above the numbers of the files of other variables.
 _FIRST_FILE = 100_000
+# The version of each table (see `ChangedRows`), by the key of its first variable.
+Versions = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,14 @@ class _Copy:
 
     Attributes:
         keys: the keys of the variables that have the rows: the table, and its slots.
+        part: the number of the part that has them.
         rows: their rows, on this ps.
         slots: the terms of the slots; None for the table.
         name: the beginning of the names of the copies.
     """
 
     keys: list[str]
+    part: int
     rows: list[KeyedRows]
     slots: list[SlotTerms | None]
     name: str
@@ -80,13 +88,12 @@ class _Copy:
 
     # What follows adds operations to a graph on the ps.
 
-    def make(self) -> tf.Tensor:
-        """Copy keys and rows; return how many there are."""
-        part, number = self.rows[0].part, np.int32(self.rows[0].table.number)
-        tags = part.store(part.tags).gather(tf.range(np.int64(1), part.top()))
-        here = tf.where(tf.equal(tf.bitwise.right_shift(tags, np.int32(SLOT_BITS)), number))[:, 0]
-        begun = tf.bitwise.bitwise_and(tf.gather(tags, here), np.int32(2**SLOT_BITS - 1))
-        places = here + 1
+    def make(self, since: tf.Tensor) -> tf.Tensor:
+        """Copy keys and rows that changed since a version, 0 for all; return how many."""
+        part = self.rows[0].part
+        places = all_changed_places(part, self.rows[0].table.holder, since)
+        tags = part.store(part.tags).gather(places)
+        begun = tf.bitwise.bitwise_and(tags, np.int32(2**SLOT_BITS - 1))
         values = [part.store(part.keys).gather(places)]
         for rows, slot in zip(self.rows, self.slots, strict=True):
             value = rows.store.gather(places)
@@ -146,21 +153,46 @@ class TableCopies:
             tables.setdefault(id(variable.storage.table), {})[key] = variable
         unique = uuid.uuid4().hex
         self._by_device: dict[str, list[_Copy]] = {}
+        # One variable of each table, by its key.
+        self._tables: dict[str, KeyedVariable] = {}
         for number, members in enumerate(tables.values()):
             slots = [variable.storage.terms for variable in members.values()]
             name = f"kerasps backup {unique}/{number}"
+            self._tables[next(iter(members))] = next(iter(members.values()))
             shards = zip(*(v.storage.shards for v in members.values()), strict=True)
-            for rows in shards:
-                copy = _Copy(list(members), list(rows), slots, name)
+            for part, rows in enumerate(shards):
+                copy = _Copy(list(members), part, list(rows), slots, name)
                 self._by_device.setdefault(copy.device, []).append(copy)
         self._functions: dict[tuple[object, ...], OnPS] = {}
         # The number of ids in each copy.
         self._sizes: dict[int, int] = {}
 
-    def make(self) -> None:
-        """Copy the tables. Call when no step is in flight."""
+    def changes(self, versions: Versions) -> dict[str, ChangedRows]:
+        """Return the changes of each table since a version; begin new versions."""
+        return {
+            key: table.access.changes.since(versions.get(key), 1)
+            for key, table in self._tables.items()
+        }
+
+    def make(self, versions: Versions) -> None:
+        """Copy the rows that changed since some versions. Call when no step is in flight.
+
+        Args:
+            versions: the version of each table; a table without one is copied whole.
+        """
         copies = [copy for of_device in self._by_device.values() for copy in of_device]
-        sizes = call_on_each([self._on_ps(copy, _Copy.make) for copy in copies])
+
+        def make() -> list[np.ndarray]:
+            return fetch(
+                [
+                    self._on_ps(copy, _Copy.make).start(
+                        version_in(versions.get(copy.keys[0], ()), copy.part)
+                    )[0]
+                    for copy in copies
+                ]
+            )
+
+        sizes = persist(make)
         self._sizes = {id(copy): int(size) for copy, size in zip(copies, sizes, strict=True)}
 
     def free(self) -> None:
@@ -211,7 +243,11 @@ class TableCopies:
         key = id(copy), act
         if key not in self._functions:
             place = [tf.TensorSpec([], tf.int64)] * 2
-            specs = {_Copy.read: place, _Copy.write: [tf.TensorSpec([], tf.string), *place]}
+            specs = {
+                _Copy.make: place[:1],
+                _Copy.read: place,
+                _Copy.write: [tf.TensorSpec([], tf.string), *place],
+            }
             body = functools.partial(act, copy)
             self._functions[key] = OnPS(copy.device, body, *specs.get(act, []))
         return self._functions[key]
@@ -227,26 +263,50 @@ def read_tables(
     _read_all(pieces, variables, directory, lambda piece, values, device: None)
 
 
-def restore_tables(
-    pieces: Sequence[TablePiece], variables: Mapping[str, KeyedVariable], directory: str
-) -> None:
-    """Set tables and their slots to the rows of a backup; other rows are removed.
+class TableRestorer:
+    """Sets tables and their slots to the rows of a backup, or of one and its deltas in turn.
 
-    Raises:
-        tf.errors.OpError: a file is damaged, or a ps is lost.
-        InputError: a table has no room for its rows.
+    Other rows are removed in the end.
     """
-    ids_of: dict[str, list[np.ndarray]] = {key: [] for key in variables}
 
-    def assign(piece: TablePiece, values: list[tf.Tensor], device: str) -> None:
-        (ids,) = fetch(values[:1])
-        for key, rows in zip(piece.tables, values[1:], strict=True):
-            variables[key].access.write_from(ids, rows, device)
-            ids_of[key].append(ids)
+    def __init__(self, variables: Mapping[str, KeyedVariable]) -> None:
+        self._variables = variables
+        self._ids_of = {key: np.zeros(0, np.int64) for key in variables}
 
-    _read_all(pieces, variables, directory, assign)
-    for key, variable in variables.items():
-        variable.access.finish(np.concatenate([np.zeros(0, np.int64), *ids_of[key]]))
+    def write(
+        self, pieces: Iterable[TablePiece], removed: Mapping[str, np.ndarray], directory: str
+    ) -> None:
+        """Write the rows of a backup.
+
+        Args:
+            removed: the ids whose rows are removed first, by the key of a variable of their table.
+
+        Raises:
+            tf.errors.OpError: a file is damaged, or a ps is lost.
+            InputError: a table has no room for its rows.
+        """
+        variables, written = self._variables, self._ids_of
+        for key, ids in removed.items():
+            variables[key].access.remove(ids)
+            for each, variable in variables.items():
+                if variable.table_of_rows is variables[key].table_of_rows:
+                    written[each] = np.setdiff1d(written[each], ids, assume_unique=True)
+        new: dict[str, list[np.ndarray]] = {key: [] for key in variables}
+
+        def assign(piece: TablePiece, values: list[tf.Tensor], device: str) -> None:
+            (ids,) = fetch(values[:1])
+            for key, rows in zip(piece.tables, values[1:], strict=True):
+                variables[key].access.write_from(ids, rows, device)
+                new[key].append(ids)
+
+        _read_all(pieces, variables, directory, assign)
+        for key, of_files in new.items():
+            written[key] = np.unique(np.concatenate([written[key], *of_files]))
+
+    def finish(self) -> None:
+        """Remove other rows."""
+        for key, variable in self._variables.items():
+            variable.access.finish(self._ids_of[key])
 
 
 def _read_all(
@@ -264,7 +324,8 @@ def _read_all(
         reader = device if sees(device, f"{directory}/{work[device][0].file}.index") else None
         reader = reader or COORDINATOR_CPU
         for piece in work[device]:
-            values = persist(functools.partial(_read, directory, piece, variables, reader))
+            with naming_damaged_checkpoint(f"{directory}/{piece.file}"):
+                values = persist(functools.partial(_read, directory, piece, variables, reader))
             use(piece, values, reader)
 
     on_each_device(read_all, work)

@@ -24,6 +24,7 @@ from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch
 from kerasps.saving.backup_files import Backup
 from kerasps.saving.checkpoints import sees
+from kerasps.saving.damage import naming_damaged_checkpoint
 from kerasps.variables import ParameterServerVariable
 from kerasps.variables.rows.chunks import num_bytes, row_bytes
 from kerasps.variables.rows.pooled_rows import PooledRows, store_of
@@ -291,7 +292,8 @@ def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) ->
         reader = device if sees(device, probe) else COORDINATOR_CPU
         for pieces in of_device:
             prefix = f"{backup.directory}/{pieces[0].file}"
-            values = persist(functools.partial(_values_of, prefix, pieces, variables, reader))
+            with naming_damaged_checkpoint(prefix):
+                values = persist(functools.partial(_values_of, prefix, pieces, variables, reader))
             for piece, value in zip(pieces, values, strict=True) if assigns else ():
                 persist(functools.partial(_assign, variables[piece.key], piece, value, reader))
 

@@ -4,6 +4,7 @@ a process of its own by test_backups.py.
 With a gradient of 1 and a learning rate of 1, a weight is minus the number of its updates, and a
 row of the table minus the number of times that its example was trained on. With `--dynamic` the
 table has no vocabulary, and with a momentum of 1 these are the velocities, and weights add them up.
+With `--delta` backups are deltas.
 Whoever starts this script again with the same directory goes on. Prints one JSON line in the end.
 """
 
@@ -60,6 +61,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--directory", type=Path, required=True)
 parser.add_argument("--interval", type=float, default=0.05)
 parser.add_argument("--dynamic", action="store_true")
+parser.add_argument("--delta", action="store_true")
 options = parser.parse_args()
 table = {}
 if options.dynamic:
@@ -85,7 +87,9 @@ with local_strategy(partitioner=kerasps.FixedShardsPartitioner(2), table_min_byt
     begin = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: began.append(int(model.optimizer.iterations.numpy()))
     )
-    backup = kerasps.BackupAndRestore(options.directory / "counts", interval_s=options.interval)
+    backup = kerasps.BackupAndRestore(
+        options.directory / "counts", interval_s=options.interval, delta=options.delta
+    )
     print(f"PS {cluster.processes['ps', 1].pid}", flush=True)
     print("TRAINING counts", flush=True)
     try:

@@ -25,7 +25,7 @@ def test_one_worker_ends_as_without_a_loss_bit_for_bit(tmp_path, trainings):
     assert codes == [-signal.SIGKILL] * 2
 
 
-@pytest.mark.parametrize("table", [[], ["--dynamic"]])
+@pytest.mark.parametrize("table", [[], ["--dynamic"], ["--dynamic", "--delta"]])
 def test_two_workers_count_each_step_and_example_once(tmp_path, table):
     report, codes, printed = run_with_kills(
         HERE / "backed_up_counts.py", tmp_path, *table, signals=[KILL_PS, signal.SIGTERM]

@@ -10,6 +10,7 @@ import pytest
 
 from support.process_checks import run_and_report
 
+CHAIN = Path(__file__).with_name("delta_chain.py")
 SCRIPT = Path(__file__).with_name("dynamic_across_clusters.py")
 NUMBERS = [3, 1, 2, 0]
 
@@ -62,3 +63,11 @@ def test_a_lost_ps_is_named_and_leaves_the_file_that_was_there(reports):
 
 def test_the_tables_have_rows(reports):
     assert all(min(report["num_rows"]) > 0 for report in reports[:3])
+
+
+def test_a_chain_of_deltas_is_restored_bit_for_bit(tmp_path):
+    for number, num_ps in enumerate([1, 3, 2]):
+        report = run_and_report(CHAIN, num_ps, tmp_path, 6 * (number + 1))
+        assert report["different"] == []
+        assert report["lengths"][0] == 6
+        assert report["evicted"] > 0

@@ -104,3 +104,8 @@ def test_a_backup_worker_is_not_waited_for():
     for name, part in REFUSED.items():
         assert part in report["refused"][name]
         assert report["refused"][name].endswith("or train with update_mode='async'.")
+
+
+def test_a_reader_of_changed_rows_sees_what_a_joint_does_later():
+    report = run_and_report(HERE / "synchronous_changes.py")
+    assert report == {"different": [], "more": []}

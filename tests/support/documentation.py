@@ -20,6 +20,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Documented as records, which one gets and does not make.
 RECORDS = {
     *(
+        "ChangedRows",
         "Evaluation",
         "EvictedIds",
         "LookedUp",

@@ -20,6 +20,7 @@ import tensorflow as tf
 import kerasps
 from kerasps.inputs import as_input
 from kerasps.saving.backup_files import BackupDirectory
+from kerasps.tools.cli.main import main
 from kerasps.training.backup.backup_callback import backup_interval
 from kerasps.training.backup.callback_states import restore_states, states_of
 from kerasps.training.contract.preemption import PreemptionNotice
@@ -433,3 +434,67 @@ def test_another_thread_sets_no_handler():
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("full_every", [0, -3, "100", None, 1.5])
+def test_a_number_of_deltas_that_cannot_be_is_refused(full_every):
+    with pytest.raises((TypeError, ValueError), match="`full_every` is not a number of backups"):
+        kerasps.BackupAndRestore("backup", delta=True, full_every=full_every)
+
+
+def write_chain(path):
+    """Writes a whole backup and two deltas on it, each with a file of TensorFlow's."""
+    directory, backups = BackupDirectory(path), []
+    for step in range(3):
+        number, files = directory.begin()
+        tf.raw_ops.SaveV2(
+            prefix=f"{files}/0000",
+            tensor_names=["0"],
+            shape_and_slices=[""],
+            tensors=[tf.range(100) + step],
+        )
+        backups.append(
+            directory.commit(
+                number,
+                {"epoch": 1, "loop": {"steps": step}},
+                [{"key": "a", "file": "0000"}],
+                {"a": {"shape": [100]}},
+                removed={"a": np.arange(step)} if step else None,
+                previous=backups[-1] if step else None,
+            )
+        )
+
+
+def test_a_chain_stays_as_long_as_a_delta_is_on_it(tmp_path):
+    write_chain(tmp_path)
+    last = next(BackupDirectory(tmp_path).backups())
+    assert [backup.number for backup in last.chain] == [1, 2, 3]
+    assert [len(backup.removed.get("a", ())) for backup in last.chain] == [0, 1, 2]
+    assert write(tmp_path) == 4
+    assert numbers(tmp_path) == [4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "backup-000004",
+        "backup-000004.json",
+    ]
+
+
+def test_the_command_lists_backups(tmp_path, capsys):
+    write_chain(tmp_path)
+    assert main(["backups", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [
+        [f"{n}", "2", f"{n - 1}"] for n in (3, 2, 1)
+    ]
+    assert ["delta on 2" in lines[1], "delta on 1" in lines[2], "whole" in lines[3]] == [True] * 3
+    # The reader of TensorFlow finds a changed value by its checksum.
+    values = next((tmp_path / "backup-000002").glob("0000.data*"))
+    values.write_bytes(bytes([values.read_bytes()[0] ^ 1]) + values.read_bytes()[1:])
+    assert main(["backups", "--json", str(tmp_path)]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["number"] for row in rows if row["problem"] is None] == [1]
+    assert all(f"{tmp_path}/backup-000002/0000" in row["problem"] for row in rows[:2])
+
+
+def test_the_command_lists_no_backups(tmp_path, capsys):
+    assert main(["backups", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out.startswith("There are no backups in ")

@@ -15,8 +15,10 @@ from kerasps import _compat
 from kerasps.dynamic.ids.admission import Admission
 from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.dynamic.local.local_candidates import LocalCandidates, admitted
+from kerasps.dynamic.local.local_changes import LocalChanges
 from kerasps.dynamic.local.local_places import LocalPlaces, counter
 from kerasps.dynamic.local.local_rows import LocalSlot
+from kerasps.dynamic.tables.changed import ChangedRows
 
 _LOGGER = logging.getLogger("kerasps")
 # A warning is logged when this share of the places is in use.
@@ -47,6 +49,7 @@ class LocalTable(LocalPlaces):
         most = None if initializer.admission is None else initializer.admission.max_candidates
         self.candidates = None if most is None else LocalCandidates(add_weight, most)
         self._slots: list[weakref.ref[LocalSlot]] = []
+        self._changes: LocalChanges | None = None
         with tf.init_scope(), tf.device("CPU:0"):
             self._num_refused, self._num_dropped = counter(), counter()
 
@@ -122,6 +125,17 @@ class LocalTable(LocalPlaces):
     def find_rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows of a vector of int64 ids; makes none."""
         return np.asarray(self.take(tf.constant(ids, tf.int64)))
+
+    def changed_since(self, version: object, batch: int) -> ChangedRows:
+        """Return the rows that changed since a version. The first question makes a copy of all."""
+        found = [*self.row_items(self.num_places)]
+        ids = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in found)])
+        dtype = tf.as_dtype(self.rows.dtype).as_numpy_dtype
+        rows = np.concatenate([np.zeros([0, self._width], dtype), *(rows for _, rows in found)])
+        if self._changes is None:
+            self._changes = LocalChanges(self._width, rows.dtype)
+        order = np.argsort(ids)
+        return self._changes.since(version, ids[order], rows[order], batch)
 
     def write_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """Set the rows of different ids; makes those that are missing.

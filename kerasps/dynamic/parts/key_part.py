@@ -20,6 +20,7 @@ from kerasps.dynamic.policies.candidates import admitted
 from kerasps.dynamic.policies.giving_up import Push
 from kerasps.dynamic.policies.gone import tell_gone
 from kerasps.dynamic.policies.regions import new_places
+from kerasps.dynamic.policies.stamps import MOST_REMOVED, stamp, tell_removed, tell_replaced
 from kerasps.dynamic.policies.terms import (
     MEETING,
     NO_TABLE,
@@ -72,6 +73,8 @@ class KeyPart:
         tags: the tag of each place.
         numbers: the numbers of the part and of its tables (see `terms.Field`).
         free: places that were given back.
+        stamps: the version in which the row at each place changed last (see `stamps.py`).
+        removed: the keys whose rows were removed, and the numbers of their tables.
         gone: keys whose rows were given up (see `gone.py`); None if its tables give up none.
         counts: the part of the counts of ids that may get rows (see `candidates.py`); None if no
             table of the pool counts.
@@ -106,6 +109,8 @@ class KeyPart:
         self.tags = self._reserved([], tf.int32, "tags")
         self.free = self._reserved([], tf.int32, "free")
         self.gone = self._reserved([], tf.int64, "gone") if evicts else None
+        self.stamps = self._reserved([], tf.int32, "stamps")
+        self.removed = self._reserved([2], tf.int64, "removed", num_places=MOST_REMOVED)
         if self.tags.takes_values:
             place = tf.TensorSpec([], tf.int64)
             OnPS(device, self.mark_free, place, place).call(0, 1)
@@ -127,6 +132,7 @@ class KeyPart:
     def variables(self) -> list[NamedVariable]:
         """All variables of the part."""
         first = [self._state, self.numbers, self.keys, self.tags, self.free, self.rows]
+        first += [self.stamps, self.removed]
         return [*first, *([] if self.gone is None else [self.gone]), *self._slots.values()]
 
     def store(self, holder: NamedVariable) -> RowStore:
@@ -148,9 +154,15 @@ class KeyPart:
             )
 
     def _reserved(
-        self, row_shape: list[int], dtype: tf.DType, name: str, *, trainable: bool = False
+        self,
+        row_shape: list[int],
+        dtype: tf.DType,
+        name: str,
+        *,
+        trainable: bool = False,
+        num_places: int | None = None,
     ) -> NamedVariable:
-        shape = [self.capacity, *row_shape]
+        shape = [num_places or self.capacity, *row_shape]
         holder = self._variable(shape, dtype, name, trainable=trainable)
         if holder.takes_values:
             on_own_task(lambda: take_memory(holder))
@@ -218,10 +230,11 @@ class KeyPart:
             lambda: tf.identity(places),
             lambda: self._make_admitted(tables, asked, places, tags, are_complete),
         )
+        done = [stamp(self, made)]
         # Tables that are asked for together are alike in this.
-        if not is_push or tables[0].eviction is None:
-            return made
-        with tf.control_dependencies([Push(self, tables, asked, places, made).settle()]):
+        if is_push and tables[0].eviction is not None:
+            done.append(Push(self, tables, asked, places, made).settle())
+        with tf.control_dependencies(done):
             return tf.identity(made)
 
     def _make_admitted(
@@ -372,11 +385,13 @@ class KeyPart:
             local,
             touched,
         )
-        replaced = [] if found.replaced is None else [self.store(self.keys).gather(found.replaced)]
-        with tf.control_dependencies([found.places, *replaced]):
-            taken = [self.index.remove(keys) for keys in replaced]
+        keys = [] if found.replaced is None else [self.store(self.keys).gather(found.replaced)]
+        told = [] if found.replaced is None else tell_replaced(self, keys[0], found.replaced)
+        with tf.control_dependencies([found.places, *keys, *told]):
+            taken = [self.index.remove(each) for each in keys]
+        with tf.control_dependencies(taken):
             add = self.add_to_numbers(found.at, found.changes)
-        with tf.control_dependencies([*taken, add]):
+        with tf.control_dependencies([add]):
             return tf.identity(found.places)
 
     def gather_numbers(self, at: Sequence[int]) -> tf.Tensor:
@@ -457,7 +472,8 @@ class KeyPart:
         keys = self.store(self.keys).gather(places)
         with tf.control_dependencies([keys, position]):
             taken = self.index.remove(keys)
-            told = tell_gone(self, holders, keys, which)
+            tables = tf.gather(tf.constant([h.number for h in holders], tf.int32), which)
+            told = [*tell_gone(self, holders, keys, which), *tell_removed(self, keys, tables)]
         with tf.control_dependencies([taken]):
             tags = tf.fill(tf.shape(places), np.int32(NO_TABLE))
             writes = [

@@ -13,6 +13,7 @@ import tensorflow as tf
 from kerasps.dynamic.ids.keys import mixed, part_of
 from kerasps.dynamic.ids.rows_of_ids import RowsOfIds
 from kerasps.dynamic.parts.key_part import KeyPart
+from kerasps.dynamic.policies.stamps import stamp
 from kerasps.dynamic.policies.terms import (
     AskedKeys,
     Holder,
@@ -221,6 +222,10 @@ class KeyedRows(TensorLike):
     def made(self, tables: Sequence[KeyedRows], asked: AskedKeys) -> tf.Tensor:
         """Return the place of each key, of rows made where missing. On the ps, under the lock."""
         return self.part.made([rows.table.terms for rows in tables], asked)
+
+    def note_change(self, places: tf.Tensor) -> None:
+        """Note that rows change that were made before. On the ps, under the lock."""
+        stamp(self.part, places)
 
 
 class KeyedStorage(ShardedStorage):

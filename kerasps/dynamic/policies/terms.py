@@ -24,8 +24,9 @@ NO_TABLE = -1
 # The error of a key that ids of two tables have.
 MEETING = "Two tables without a vocabulary have ids that meet in one key."
 # In the numbers of a part: the first shared place that no row had yet; how many shared places were
-# given back; when the part was made, in microseconds; then the fields of each table.
-TOP, NUM_FREE, BORN, _HEADER = 0, 1, 2, 3
+# given back; when the part was made, in microseconds; the version of its rows, and how many were
+# removed (see `stamps.py`); then the fields of each table.
+TOP, NUM_FREE, BORN, VERSION, REMOVED, _HEADER = 0, 1, 2, 3, 4, 5
 
 
 class Field(enum.IntEnum):
@@ -58,7 +59,7 @@ NUM_NUMBERS = place_of_field(MOST_TABLES, Field.ROWS)
 def first_numbers() -> tf.Tensor:
     """Return the numbers of a part that is new."""
     # Place 0 is no key's.
-    header = tf.stack([tf.ones([], tf.int64), 0, tf.cast(tf.timestamp() * 1e6, tf.int64)])
+    header = tf.stack([1, 0, tf.cast(tf.timestamp() * 1e6, tf.int64), 0, 0])
     return tf.concat([header, tf.zeros([NUM_NUMBERS - _HEADER], tf.int64)], 0)
 
 

@@ -18,7 +18,9 @@ from kerasps.dynamic.ids.rows_of_ids import check_different
 from kerasps.dynamic.parts.figures import norms_of_some
 from kerasps.dynamic.parts.key_part import PIECE
 from kerasps.dynamic.parts.keyed_rows import KeyedRows, KeyedStorage
+from kerasps.dynamic.policies.stamps import stamp
 from kerasps.dynamic.policies.terms import AskedKeys, SlotTerms
+from kerasps.dynamic.tables.changed import RowChanges
 from kerasps.dynamic.tables.table_access import Located, TableAccess, called_range, spanning
 from kerasps.errors import InputError
 from kerasps.runtime.calls import persist
@@ -42,6 +44,7 @@ class RowAccess:
 
     Attributes:
         table: the access to the table, which its slots share.
+        changes: tells which rows changed.
     """
 
     def __init__(self, storage: KeyedStorage) -> None:
@@ -51,6 +54,7 @@ class RowAccess:
         if self._record.access is None:
             self._record.access = TableAccess(storage)
         self.table: TableAccess = self._record.access
+        self.changes = RowChanges(self._shards)
 
     @property
     def dtype(self) -> tf.DType:
@@ -325,6 +329,7 @@ def _writer(rows: KeyedRows) -> OnPS:
 
     def write(places: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         rows.store.scatter(places, values)
+        stamp(rows.part, places)
         return tf.size(places)
 
     return OnPS(

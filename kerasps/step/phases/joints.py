@@ -183,6 +183,7 @@ class _Aside:
         place_of: dict[ShardRun, tf.Tensor] = {}
         for rows in self._ids:
             places[rows.run], place_of[rows.run] = tf.unique(rows.all())
+            rows.run.note_change(places[rows.run])
         slots = leaves_of(self._slots)
         means = [
             slot.mean(count, place_of[slot.run] if isinstance(slot, _Rows) else None)

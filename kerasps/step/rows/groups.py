@@ -159,6 +159,11 @@ class ShardRun:
             return keyed[0].made(keyed, asked)
         return asked
 
+    def note_change(self, places: tf.Tensor) -> None:
+        """Note that rows change some time after `places`. On the ps, under its lock."""
+        if self.is_keyed:
+            self._keyed()[0].note_change(places)
+
     def _keyed(self) -> list[KeyedRows]:
         return [shard.storage for shard in self.shards]
 

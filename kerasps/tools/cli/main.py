@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from kerasps import __version__
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
-from kerasps.tools.cli.commands import plan, run, serve, top, trace
+from kerasps.tools.cli.commands import backups, plan, run, serve, top, trace
 from kerasps.tools.cli.commands.options import (
     CommandParser,
     Commands,
@@ -133,6 +133,7 @@ _HANDLERS: dict[str, Callable[[argparse.Namespace], int]] = {
     "serve": serve.run,
     "top": top.run,
     "trace": trace.run,
+    "backups": backups.run,
     "env": _env,
 }
 
@@ -153,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_parser(commands)
     top.add_parser(commands)
     trace.add_parser(commands)
+    backups.add_parser(commands)
     add_command(commands, "env", summary="print the facts for a bug report", description=_ENV_HELP)
     return parser
 
