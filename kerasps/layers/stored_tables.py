@@ -252,7 +252,7 @@ def _table_of_backup(backup: Backup, key: str, spec: Mapping[str, Any]) -> Store
     dtype, (num_rows, width) = tf.as_dtype(spec["dtype"]), spec["shape"]
     has_ids = num_rows == MOST_ROWS
     # The backups that it is a delta on come first.
-    chain: tuple[Backup, ...] = getattr(backup, "chain", (backup,))
+    chain = backup.chain
     groups = [entry.get("tables", ()) for each in chain for entry in each.pieces]
     # The keys of the table and its slots.
     members = {key}.union(*(group for group in groups if key in group))
@@ -261,7 +261,7 @@ def _table_of_backup(backup: Backup, key: str, spec: Mapping[str, Any]) -> Store
         # Of a backup that is a delta, the last version of each row counts, so the last is first.
         later = np.zeros(0, np.int64)
         for each in reversed(chain if has_ids else chain[-1:]):
-            found = [later, *(ids for name, ids in _removed(each).items() if name in members)]
+            found = [later, *(ids for name, ids in each.removed.items() if name in members)]
             for ids, rows in _pieces_of_backup(each, key, dtype):
                 kept = np.isin(ids, later, invert=True)
                 found.append(ids if each is not chain[0] else later[:0])
@@ -270,11 +270,6 @@ def _table_of_backup(backup: Backup, key: str, spec: Mapping[str, Any]) -> Store
 
     path = spec["path"]
     return StoredTable(_layer_of(path), (path,), width, dtype, None if has_ids else num_rows, read)
-
-
-def _removed(backup: Backup) -> Mapping[str, np.ndarray]:
-    """Return the ids whose rows were removed before a delta, by the key of a table or a slot."""
-    return getattr(backup, "removed", {})
 
 
 def _pieces_of_backup(backup: Backup, key: str, dtype: tf.DType) -> Iterator[Piece]:

@@ -13,6 +13,8 @@ import tensorflow as tf
 import kerasps
 from kerasps.dynamic.tables import row_access
 from kerasps.layers import CountAdmission, DynamicEmbedding, Eviction
+from kerasps.saving import backups as kept_backups
+from kerasps.saving.backup_files import BackupDirectory
 
 FORMS = ["weights.h5", "keras", "checkpoint", "backup"]
 
@@ -166,3 +168,34 @@ def test_a_damaged_file_of_a_backup_changes_nothing(strategy, old, tmp_path):
         kerasps.warm_start(model, copied)
     assert model.get_layer("items").num_rows == 0
     np.testing.assert_array_equal(model.get_layer("words").embeddings.numpy(), before)
+
+
+def test_a_backup_that_is_a_delta_has_the_last_version_of_each_row(strategy, tmp_path, monkeypatch):
+    # A small model: its other variables are most of a backup.
+    monkeypatch.setattr(kept_backups, "_MOST_OF_BASE", 100)
+    with strategy.scope():
+        items = DynamicEmbedding(4, name="items", max_rows=30, eviction=Eviction("lru"))
+        words = keras.layers.Embedding(60, 4, name="words")
+        model = model_of(items, words)
+
+    class RemovesRows(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            items.evict(items.embeddings.sorted_ids()[epoch::5])
+
+    backups = kerasps.BackupAndRestore(
+        tmp_path / "backups", delta=True, full_every=20, delete_checkpoint=False
+    )
+    train(model, epochs=5, callbacks=[RemovesRows(), backups])
+    assert len(next(BackupDirectory(tmp_path / "backups").backups()).chain) == 5
+    with strategy.scope():
+        new = model_of(
+            DynamicEmbedding(4, name="items"), keras.layers.Embedding(60, 4, name="words")
+        )
+    taken = kerasps.warm_start(new, tmp_path / "backups")
+    table, ids = new.get_layer("items"), items.embeddings.sorted_ids()
+    np.testing.assert_array_equal(table.embeddings.sorted_ids(), ids)
+    np.testing.assert_array_equal(table.rows(ids), items.rows(ids))
+    assert taken.tables["items"].rows == len(ids)
+    np.testing.assert_array_equal(
+        new.get_layer("words").embeddings.numpy(), words.embeddings.numpy()
+    )
