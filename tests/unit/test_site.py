@@ -58,7 +58,7 @@ def test_every_public_name_is_on_one_api_page():
     pages = [page.read_text("utf-8") for page in (DOCS / "api").glob("*.md")]
     shown = [name for page in pages for name in re.findall(r"^::: kerasps\.(\S+)$", page, re.M)]
     shown.remove("errors")  # the module, above the classes in it
-    modules = {"layers": kerasps.layers, "metrics": kerasps.metrics}
+    modules = {place: getattr(kerasps, place) for place in ("layers", "metrics", "serving")}
     public = [name for name in kerasps.__all__ if name not in ("__version__", *modules)]
     public += [f"{place}.{name}" for place, module in modules.items() for name in module.__all__]
     assert sorted(shown) == sorted(public)
