@@ -1,4 +1,4 @@
-"""Finds the tables in files of Keras and TensorFlow, and in backups, and reads them in pieces.
+"""Finds the tables in files of Keras and TensorFlow, backups and deltas, and reads them in pieces.
 
 A piece is a vector of int64 ids, and their rows. A table with a fixed number of rows has no ids in
 a file; those of its pieces are the numbers of its rows.
@@ -16,6 +16,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -28,6 +29,9 @@ from kerasps.errors import InputError
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.saving.backup_files import Backup, BackupDirectory
 from kerasps.saving.damage import naming_damaged_checkpoint, naming_damaged_file
+from kerasps.serving.deltas import State
+from kerasps.serving.manifests import numbers_in
+from kerasps.serving.reader import DeltaReader
 from kerasps.variables.rows.chunks import StoredRows
 from kerasps.variables.storage.kinds import MOST_ROWS
 
@@ -96,8 +100,8 @@ def stored_tables(path: str | os.PathLike[str]) -> Iterator[list[StoredTable]]:
             return
     raise InputError(
         "There are no tables at this path. Expected: a `.weights.h5` or `.keras` file, the prefix "
-        "of a `tf.train.Checkpoint`, the directory of a `tf.train.CheckpointManager`, or that of a "
-        f"`BackupAndRestore`. Received: {text!r}, which is "
+        "of a `tf.train.Checkpoint`, the directory of a `tf.train.CheckpointManager`, a "
+        f"`BackupAndRestore` or a `DeltaExport`. Received: {text!r}, which is "
         f"{'another kind of' if tf.io.gfile.exists(text) else 'no'} file or directory. Give the "
         "path as it was given to what saved it."
     )
@@ -291,6 +295,35 @@ def _in_weights_of_backup(path: str) -> Iterator[list[StoredTable]]:
         yield tables
 
 
+@contextlib.contextmanager
+def _in_deltas(path: str) -> Iterator[list[StoredTable]]:
+    state, fixed = State(), set()
+    for delta in DeltaReader(path).new():
+        state.apply(delta)
+        fixed |= {name for name, table in delta.tables.items() if table.default is None}
+    whole = {
+        name: (np.arange(len(value)), value)
+        for name, value in state.weights.items()
+        if name.endswith(_TABLE) and value.ndim == 2
+    }
+    yield [
+        _table_of_deltas(name, *content, is_fixed=name in fixed or name in whole)
+        for name, content in (state.tables | whole).items()
+    ]
+
+
+def _table_of_deltas(
+    path: str, ids: np.ndarray, rows: np.ndarray, *, is_fixed: bool
+) -> StoredTable:
+    def read() -> Iterator[Piece]:
+        for piece in pieces_of(len(rows), rows.shape[1] * rows.dtype.itemsize):
+            place = slice(piece.start, piece.stop)
+            yield ids[place], rows[place]
+
+    num_rows, dtype = len(rows) if is_fixed else None, tf.as_dtype(rows.dtype)
+    return StoredTable(_layer_of(path), (path,), rows.shape[1], dtype, num_rows, read)
+
+
 # How each kind of file or directory is recognized, and what reads it. The first that fits is taken.
 _KINDS: tuple[
     tuple[
@@ -303,6 +336,7 @@ _KINDS: tuple[
     (lambda path: path.endswith(".h5"), _in_weights),
     (lambda path: BackupDirectory(path).last_manifest(), _in_backup),
     (lambda path: tf.io.gfile.exists(f"{path}/{_WEIGHTS_OF_BACKUP}"), _in_weights_of_backup),
+    (lambda path: numbers_in(Path(path)), _in_deltas),
     (tf.train.latest_checkpoint, _in_latest_checkpoint),
     (lambda path: tf.io.gfile.exists(f"{path}.index"), _in_checkpoint),
 )

@@ -115,7 +115,7 @@ LINES = {
     "cluster": 6360,
     "variables": 5420,
     "dynamic": 6090,
-    "layers": 2120,
+    "layers": 2150,
     "inputs": 2460,
     "step": 12210,
     "training": 7130,

@@ -10,10 +10,11 @@ import tensorflow as tf
 import kerasps
 from kerasps.dynamic.tables import row_access
 from kerasps.layers import DynamicEmbedding
+from kerasps.saving.model_deltas import ModelDeltas
 
 IDS = [7, -3, 2**40, 0]
 WORDS = ["[UNK]", "tea", "salt", "coffee", "pepper"]
-FORMS = ["weights.h5", "keras", "checkpoint", "manager", "backup"]
+FORMS = ["weights.h5", "keras", "checkpoint", "manager", "backup", "deltas"]
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,10 @@ def saved(model, form, folder):
         folder.mkdir()
         model.save_weights(folder / "latest.weights.h5")
         return folder
+    if form == "deltas":
+        deltas = ModelDeltas(model, folder / "deltas", 1, None)
+        deltas.write(deltas.read())
+        return folder / "deltas"
     path = folder / f"model.{form}"
     model.save(path) if form == "keras" else model.save_weights(path)
     return path
@@ -235,6 +240,7 @@ def test_damaged_files_change_nothing(tmp_path):
         ("keras", lambda path: spoil(path, last_row), Exception),
         ("checkpoint", lambda path: spoil(of(path, ".data-00000-of-00001"), last_row), data_loss),
         ("checkpoint", lambda path: cut(of(path, ".index")), data_loss),
+        ("deltas", lambda path: cut(*path.glob("*.safetensors")), kerasps.DeltaError),
     ):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
