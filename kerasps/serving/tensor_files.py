@@ -42,7 +42,8 @@ def _package() -> types.ModuleType:
             "Deltas need the package `safetensors`. Expected: a package that imports. Received: "
             f"{exc}. Install it with `pip install 'safetensors>=0.5'`."
         ) from exc
-    return safetensors
+    package: types.ModuleType = safetensors
+    return package
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
