@@ -38,8 +38,9 @@ def test_models_in_turn_leave_nothing_that_adds_up(scenario):
 
 @pytest.mark.matrix
 def test_new_ids_without_end_leave_nothing():
-    # 4 million ids in tables of 20,000 rows. Eight bytes for each would be 32 MB.
-    counts = ("--max-rows", 20_000, "--warm-up", 1_000_000, "--count", 4_000_000)
+    # 4 million ids, 4,000 new ones a step, in tables of 100,000 rows. Eight bytes for each id would
+    # be 32 MB.
+    counts = ("--max-rows", 100_000, "--warm-up", 1_000_000, "--count", 4_000_000)
     samples = run_and_report(SCRIPT, "rows", *counts, "--samples", 4)["samples"]
     for name in samples[0].keys() - {"done", "seconds"}:
         first, last = samples[0][name], samples[-1][name]
