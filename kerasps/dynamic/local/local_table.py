@@ -275,8 +275,9 @@ class LocalTable(LocalPlaces):
             usage.begin_step()
         usage.asked(tf.size(tf.unique(ids).y, tf.int64))
         used = tf.unique(tf.boolean_mask(places, places >= 0)).y
-        expired = tf.boolean_mask(used, usage.expired(used))
-        self._replace(usage, expired, self.ids_at(expired))
+        if usage.rows_expire:
+            expired = tf.boolean_mask(used, usage.expired(used))
+            self._replace(usage, expired, self.ids_at(expired))
         usage.note(used)
 
     def _replace_first(self, usage: LocalUsage, ids: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:

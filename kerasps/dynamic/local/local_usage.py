@@ -72,6 +72,11 @@ class LocalUsage:
             self._numbers, self._gone = numbers(3), numbers(MOST_GONE)
 
     @property
+    def rows_expire(self) -> bool:
+        """True if rows have a time to live."""
+        return self._eviction.ttl_steps is not None or self._eviction.ttl_seconds is not None
+
+    @property
     def figures(self) -> dict[str, int | float]:
         """The numbers of the table that follow from evictions."""
         evicted, ages, asked = self._numbers.numpy().tolist()
