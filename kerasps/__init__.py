@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kerasps import layers, metrics, serving
+    from kerasps import callbacks, layers, metrics, serving
     from kerasps.callbacks import (
         BackupAndRestore,
         ClusterMonitor,
@@ -123,6 +123,7 @@ __all__ = [
     "WorkerRunStatus",
     "WorkerStaleness",
     "__version__",
+    "callbacks",
     "layers",
     "metrics",
     "serving",
@@ -176,6 +177,7 @@ _MODULES = {
     "WorkerRunStatus": "tools.monitoring.status",
     "WorkerInfo": "cluster.members.membership",
     "WorkerStaleness": "training.contract.staleness",
+    "callbacks": "callbacks",
     "layers": "layers",
     "metrics": "metrics",
     "serving": "serving",
@@ -223,7 +225,7 @@ if not TYPE_CHECKING:
             if error is None:
                 raise
             raise error from exc
-        if name in ("layers", "metrics", "serving"):
+        if name in ("callbacks", "layers", "metrics", "serving"):
             return module
         value = getattr(module, name)
         if not isinstance(value, str):

@@ -325,6 +325,14 @@ def answers(device: str) -> bool:
     return error_of(device) is None
 
 
+def is_dead(device: str) -> bool:
+    """Return whether the task of `device`, which refuses connections, does not answer calls.
+
+    A call may raise the error of an earlier one, which came late. So it takes two that fail.
+    """
+    return not answers(device) and not answers(device)
+
+
 def error_of(device: str) -> tf.errors.OpError | None:
     """Call the task of `device` and return the error of the call, None if it succeeds."""
     try:

@@ -17,8 +17,7 @@ def test_workers_come_and_go_while_fit_counts_every_example_once():
         *("helps", "gone"),
     ]
     assert report["was_running"], report
-    # On a busy machine, a call may find it gone before its notice is read: then it was lost.
-    assert report["left"] in ("leaving", "left", "lost"), report
+    assert report["left"] in ("leaving", "left"), report
     assert report["exit_code"] == 0
     assert report["workers"] == ["connected", "lost", "connected"]
     # What becomes of worker 1 is nothing to worker 0.

@@ -192,7 +192,7 @@ def test_a_name_of_estimators_says_what_to_use(name, use):
     assert not hasattr(kerasps, name)
 
 
-NEITHER_CLASS_NOR_FUNCTION = {"__version__", "layers", "metrics", "serving"}
+NEITHER_CLASS_NOR_FUNCTION = {"__version__", "callbacks", "layers", "metrics", "serving"}
 
 
 @pytest.mark.parametrize(
@@ -229,3 +229,8 @@ def test_the_version_is_in_one_place():
         if f'"{kerasps.__version__}"' in path.read_text()
     ]
     assert holders == ["__init__.py"]
+
+
+def test_callbacks_are_in_a_module_as_in_keras():
+    for name in ("BackupAndRestore", "ClusterMonitor", "DeltaExport", "StalenessLogger"):
+        assert getattr(kerasps.callbacks, name) is getattr(kerasps, name)

@@ -111,7 +111,7 @@ LATE = {
 # same commit, and says why in its message; whoever deletes lowers it. `root` is what is in no wing.
 LINES = {
     "serving": 960,
-    "runtime": 1950,
+    "runtime": 1970,
     "cluster": 6360,
     "variables": 5420,
     "dynamic": 6090,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from kerasps.cluster.members.departures import Departures
 from kerasps.cluster.members.presence import Status, Task
 from kerasps.cluster.members.shared_presence import SharedPresence
-from kerasps.runtime.errors import error_of
+from kerasps.runtime.errors import is_dead
 from kerasps.runtime.probe import ANSWER_S, Answer, ask_servers
 
 _LOGGER = logging.getLogger("kerasps")
@@ -83,7 +83,7 @@ class MemberPoll:
         here first.
         """
         job, index = task
-        if error_of(f"/job:{job}/replica:0/task:{index}") is not None:
+        if is_dead(f"/job:{job}/replica:0/task:{index}"):
             self._shared.change(
                 lambda presence, now: presence.lose(task, now, "connection refused")
             )

@@ -21,7 +21,7 @@ from kerasps.cluster.members.departures import Departures
 from kerasps.cluster.members.member_poll import MemberPoll
 from kerasps.cluster.members.presence import Status, Task
 from kerasps.cluster.members.shared_presence import SharedPresence
-from kerasps.runtime.errors import error_of
+from kerasps.runtime.errors import is_dead
 from kerasps.runtime.probe import ANSWER_S, Answer, ask_servers
 
 # The values of `Status`, for type checkers.
@@ -195,7 +195,7 @@ class Membership:
         address = self.address(("worker", worker))
         if ask_servers({worker: address}, ANSWER_S)[worker] is not Answer.REFUSES:
             return False
-        if error_of(f"/job:worker/replica:0/task:{worker}") is not None:
+        if is_dead(f"/job:worker/replica:0/task:{worker}"):
             self.lose(worker, reason)
             return True
         self._shared.change(
