@@ -73,7 +73,7 @@ def translated_errors(host: ClusterHost | None) -> Iterator[None]:
         users = kept_exception(cause)
         if users is not None:
             raise users from users.__cause__ or cleaned(cause)
-        out_of_range = re.search(rf"\[{_OUT_OF_RANGE} of (\S+)\] \[(-?\d+)\]", str(cause))
+        out_of_range = re.search(rf"\[{_OUT_OF_RANGE} of ([^]]+)\] \[(-?\d+)\]", str(cause))
         if out_of_range is not None:
             text, number = _TEXTS[out_of_range[1]], int(out_of_range[2])
             advice = _NO_NUMBER if number in _OF_NAN else _TOO_SMALL

@@ -221,7 +221,7 @@ def test_an_id_out_of_range_is_named(bad, from_end, heights):
     ids = [[tf.constant([3, bad], tf.int64)], [tf.constant([3], tf.int64)]][: len(heights)]
     message = f"'.*table_0' has 10 rows.*Received: id {bad}\\."
     with pytest.raises(kerasps.InputError, match=message), translated_errors(None):
-        ask(group, look_ups(ids, from_end=from_end))
+        tf.function(lambda: ask(group, look_ups(ids, from_end=from_end)), autograph=False)()
 
 
 def test_an_id_that_is_a_row_of_another_table_of_the_group_is_out_of_range():
@@ -229,7 +229,7 @@ def test_an_id_that_is_a_row_of_another_table_of_the_group_is_out_of_range():
     ids = [[tf.constant([9])], [tf.constant([3]), tf.constant([1, 4])], [tf.constant([9])]]
     message = r"'.*table_1' has 4 rows.*Received: id 4\."
     with pytest.raises(kerasps.InputError, match=message), translated_errors(None):
-        ask(group, look_ups(ids))
+        tf.function(lambda: ask(group, look_ups(ids)), autograph=False)()
 
 
 def test_a_row_space_of_more_rows_than_32_bits_count():

@@ -358,7 +358,7 @@ def _unsigned(ids: tf.Tensor) -> tf.Tensor:
 def _out_of_range(table: ParameterServerVariable) -> str:
     num_rows, first = table.shape[0], store_of(table.shards[0])
     return out_of_range(
-        f"{first.holder.shared_name}:{first.begin}",
+        f"{getattr(first.holder, 'shared_name', table.path)}:{first.begin}",
         f"'{table.path}' has {num_rows} rows. Expected: ids from 0 to {num_rows - 1} "
         "(`keras.ops.take` counts negative ones from the end). Received: id",
     )
