@@ -276,8 +276,10 @@ class DynamicEmbedding(LayerWithRows):
         values, bag_of, factors = bags.values, bags.bag_of, None
         if weights is not None:
             factors = tf.cast(bags_of(weights).values, self.variable_dtype)
-            same_size = tf.debugging.assert_equal(
-                tf.size(factors), tf.size(values), "`weights` and `ids` differ in size."
+            # Not `assert_equal`, whose message names tensors, so that models share step graphs.
+            same_size = tf.debugging.Assert(
+                tf.equal(tf.size(factors), tf.size(values)),
+                ["`weights` and `ids` differ in size.", tf.size(factors), tf.size(values)],
             )
             with tf.control_dependencies([] if same_size is None else [same_size]):
                 factors = tf.identity(factors)

@@ -186,8 +186,9 @@ class GroupedAUC(SumsMetric):
             rows = ops.right_shift(mixed * self.num_groups, _HASH_BITS)
             return rows, ops.ones_like(rows, dtype="bool")
         known = ops.logical_and(groups >= 0, groups < self.num_groups)
+        # Without its name, which Keras numbers: so models made in turn share step graphs.
         message = (
-            f"Ids of groups of the metric `{self.name}` are out of range. Expected: 0 to "
+            "Ids of groups of a metric `GroupedAUC` are out of range. Expected: 0 to "
             f"{self.num_groups - 1}. Give a larger `num_groups`, or `hash_groups=True`. Received:"
         )
         with tf.control_dependencies([tf.debugging.Assert(ops.all(known), [message, groups], 10)]):

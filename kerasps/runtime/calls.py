@@ -36,12 +36,7 @@ _calling: set[int] = set()
 def call_flat(
     function: tf.types.experimental.ConcreteFunction, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Call a concrete function; return its flat outputs.
-
-    Args:
-        function: the `tf.types.experimental.ConcreteFunction`. No gradient tape may watch it.
-        tensors: its arguments, flat, with the dtypes of its signature.
-    """
+    """Call a concrete function that no gradient tape watches; return its flat outputs."""
     # A concrete function would add the stack traces of its operations to an error of its graph.
     # They are not known here, and `runtime.errors` removes them.
     outputs = _compat.eager_context().call_function(

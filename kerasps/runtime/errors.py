@@ -19,7 +19,9 @@ from kerasps.runtime.python_errors import kept_exception
 from kerasps.runtime.supervision import tell_supervisor
 
 # The beginning of a worker's error message about ids out of range.
-OUT_OF_RANGE = "kerasps: ids out of range"
+_OUT_OF_RANGE = "kerasps: ids out of range"
+# For each table of a step, by its name on its ps, the text of an error about its ids.
+_TEXTS: dict[str, str] = {}
 
 # A running server answers in a millisecond; one that swaps, in less than this.
 _ASK_S = 1.0
@@ -71,9 +73,9 @@ def translated_errors(host: ClusterHost | None) -> Iterator[None]:
         users = kept_exception(cause)
         if users is not None:
             raise users from users.__cause__ or cleaned(cause)
-        out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
+        out_of_range = re.search(rf"\[{_OUT_OF_RANGE} of ([^]]+)\] \[(-?\d+)\]", str(cause))
         if out_of_range is not None:
-            text, number = out_of_range[1].replace("\\'", "'"), int(out_of_range[2])
+            text, number = _TEXTS[out_of_range[1]], int(out_of_range[2])
             advice = _NO_NUMBER if number in _OF_NAN else _TOO_SMALL
             raise InputError(f"Ids out of range: {text} {number}. {advice}") from None
         _raise_if_strings(cause)
@@ -88,6 +90,15 @@ def translated_errors(host: ClusterHost | None) -> Iterator[None]:
         if cause is not exc and isinstance(cause, Exception):
             raise cause from None
         raise
+
+
+def out_of_range(table: str, text: str) -> str:
+    """Return a worker's message about ids of a table; `translated_errors` replaces it by `text`.
+
+    A step graph that was built for another model names this table too, by its name on its ps.
+    """
+    _TEXTS[table] = text
+    return f"{_OUT_OF_RANGE} of {table}"
 
 
 _TOO_SMALL = (

@@ -125,28 +125,24 @@ class SupervisorPipe:
     """
 
     def __init__(self) -> None:
-        self._read_fd, self._write_fd = os.pipe()
+        # The script inherits the second one.
+        self._read_fd, self.fd_to_pass = os.pipe()
         os.set_blocking(self._read_fd, False)
         # This applies to every process with this end: the script must not wait for its supervisor.
-        os.set_blocking(self._write_fd, False)
-        self._inode = os.fstat(self._write_fd).st_ino
+        os.set_blocking(self.fd_to_pass, False)
+        self._inode = os.fstat(self.fd_to_pass).st_ino
         self._rest = b""
-
-    @property
-    def fd_to_pass(self) -> int:
-        """The descriptor that the script inherits."""
-        return self._write_fd
 
     @property
     def variables(self) -> dict[str, str]:
         """The environment variable that tells the script about the pipe."""
-        return {SUPERVISOR_FD: f"{self._write_fd}:{self._inode}:{os.getpid()}"}
+        return {SUPERVISOR_FD: f"{self.fd_to_pass}:{self._inode}:{os.getpid()}"}
 
     def has_been_passed(self) -> None:
         """Close the script's end in this process. Call when the script has been started."""
-        if self._write_fd >= 0:
-            os.close(self._write_fd)
-            self._write_fd = -1
+        if self.fd_to_pass >= 0:
+            os.close(self.fd_to_pass)
+            self.fd_to_pass = -1
 
     def read(self) -> list[Notice]:
         """Return the script's notices since the last call. Does not wait."""

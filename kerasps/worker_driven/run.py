@@ -64,7 +64,7 @@ class Run:
         self, run_id: str | None, *, is_chief: bool, chief: str, timeout: float | None
     ) -> None:
         self._run_id = run_id or os.environ.get(RUN_ID_VARIABLE) or "run"
-        self._is_chief = is_chief
+        self.is_chief = is_chief
         self._chief = chief
         self._timeout = check_run(run_id, timeout)
         self._device = ps_device(0)
@@ -80,7 +80,7 @@ class Run:
         """Begin the run, or join it. Call once the process is connected."""
         self._mutex = mutex
         self._run = Cell(f"kerasps/runs/{self._run_id}", tf.int64, self._device)
-        if self._is_chief:
+        if self.is_chief:
             number = int(self._run.value) if self._run.is_set else 0
             self._is_new = number <= 0
             self._number = 1 - number if self._is_new else number
@@ -93,21 +93,16 @@ class Run:
             self._number = int(self._run.value)
         arrivals = int(self.shared_sum("arrivals", 1).add([1])[0])
         # The process that begins the run draws the seeds of plain Keras; others draw other seeds.
-        self.seed_offset = 0 if self._is_chief and self._is_new else arrivals * _SEED_STEP
+        self.seed_offset = 0 if self.is_chief and self._is_new else arrivals * _SEED_STEP
 
     def finish(self) -> None:
         """Note that the run has ended, so that the next chief begins another. Call in the chief."""
         self._run.set(-self._number)
 
     @property
-    def is_chief(self) -> bool:
-        """True if this process gives initial values, writes files, and merges metrics."""
-        return self._is_chief
-
-    @property
     def is_new(self) -> bool:
         """True if this process is the chief and has begun the run, not joined it again."""
-        return self._is_chief and self._is_new
+        return self.is_chief and self._is_new
 
     @property
     def writes(self) -> bool:
@@ -116,7 +111,7 @@ class Run:
         Only the chief writes, since each worker runs the same program and assigns the same. A chief
         that comes back writes again once it has begun with steps.
         """
-        return self._is_chief and (self._is_new or self._has_begun)
+        return self.is_chief and (self._is_new or self._has_begun)
 
     # Names
 
@@ -147,7 +142,7 @@ class Run:
         """Mark variables as ready, with their initial values, or wait until the chief does."""
         new = [v for v in variables if v.shared_name not in self._ready]
         for variable in new:
-            if self._is_chief:
+            if self.is_chief:
                 self._flag(variable).set(True)
             else:
                 self._wait_for_flag(variable)
@@ -164,7 +159,7 @@ class Run:
     def agreed(self, name: str, make: Callable[[], object]) -> Any:
         """Return a value that the chief makes once, and all processes read by `name`."""
         cell = self.cell(name, tf.string)
-        if self._is_chief and not cell.is_set:
+        if self.is_chief and not cell.is_set:
             cell.set(json.dumps(make()))
         self._wait(lambda: cell.is_set, f"to set the shared value '{name}'")
         return json.loads(cell.value)

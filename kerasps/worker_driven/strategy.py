@@ -129,7 +129,7 @@ class WorkerDrivenStrategy(BaseStrategy):
                 "its cluster resolver. Start the script with `kerasps launch --mode worker`."
             )
         else:
-            cluster = describe_resolver(as_resolver(cluster_resolver), needs_chief=False)
+            cluster = describe_resolver(as_resolver(cluster_resolver))
         if cluster.task_type not in ("chief", "worker"):
             raise _drives_no_steps(cluster)
         check_run(run_id, chief_timeout)

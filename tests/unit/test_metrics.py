@@ -440,7 +440,7 @@ def test_an_id_that_is_out_of_range_is_an_error_and_nan_under_xla(wrong):
     for update_state in (lambda: metric.update_state(labels, ONES, groups=groups), call):
         with pytest.raises(
             tf.errors.InvalidArgumentError,
-            match=r"`grouped_auc` are out of range. Expected: 0 to 2",
+            match=r"`GroupedAUC` are out of range. Expected: 0 to 2",
         ):
             update_state()
         assert not any(v.numpy().any() for v in metric.variables)

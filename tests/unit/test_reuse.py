@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from kerasps.step.running import kept_graphs
 from kerasps.step.running.kept_graphs import KeptGraphs
-from kerasps.step.running.message_texts import OtherWords
 from kerasps.variables.storage.names import Names
 
 
@@ -80,14 +79,10 @@ def traced(
     return tf.function(step, autograph=False).get_concrete_function(spec, spec)
 
 
-def shared(executions, graph):
-    return executions.shared(graph, OtherWords())
-
-
 def test_what_differs_in_the_names_of_operations_and_functions_is_shared():
     executions = KeptGraphs()
-    first = shared(executions, traced())
-    assert shared(executions, traced(name="other")) is first
+    first = executions.shared(traced())
+    assert executions.shared(traced(name="other")) is first
 
 
 @pytest.mark.parametrize(
@@ -104,33 +99,33 @@ def test_what_differs_in_the_names_of_operations_and_functions_is_shared():
 )
 def test_what_does_something_else_is_not_shared(difference):
     executions = KeptGraphs()
-    shared(executions, traced())
+    executions.shared(traced())
     other = traced(**difference)
-    assert shared(executions, other) is other
+    assert executions.shared(other) is other
 
 
 def test_random_numbers_that_count_on_in_an_operation_are_not_shared():
     executions = KeptGraphs()
-    shared(executions, traced(random=True))
+    executions.shared(traced(random=True))
     other = traced(random=True)
-    assert shared(executions, other) is other
+    assert executions.shared(other) is other
 
 
 def test_random_numbers_without_a_seed_are_shared():
     executions = KeptGraphs()
-    first = shared(executions, traced(random="without a seed"))
-    assert shared(executions, traced(random="without a seed")) is first
+    first = executions.shared(traced(random="without a seed"))
+    assert executions.shared(traced(random="without a seed")) is first
 
 
 def test_what_captures_the_same_values_is_shared(monkeypatch):
     executions = KeptGraphs()
     values = [tf.constant([1.0, 2.0]), tf.constant([1.0, 2.0]), tf.constant([1.0, 3.0])]
     first, same, other = (traced(captured=value) for value in values)
-    assert shared(executions, first) is first
-    assert shared(executions, same) is first
-    assert shared(executions, other) is other
+    assert executions.shared(first) is first
+    assert executions.shared(same) is first
+    assert executions.shared(other) is other
     monkeypatch.setattr(kept_graphs, "MAX_CAPTURED_BYTES", 4)
-    assert shared(executions, same) is same
+    assert executions.shared(same) is same
 
 
 def test_what_captures_a_resource_is_not_shared():
@@ -140,80 +135,16 @@ def test_what_captures_a_resource_is_not_shared():
         return lookup.get_concrete_function(tf.TensorSpec([], tf.int64))
 
     executions = KeptGraphs()
-    shared(executions, execution())
+    executions.shared(execution())
     other = execution()
-    assert shared(executions, other) is other
+    assert executions.shared(other) is other
 
 
-def error_of(graph, value):
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        graph(tf.constant([value, value]), tf.constant([0.0, 0.0]))
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    "text", ["in 'layer_7'", 'a "text"\n[b] \\ \x01', "é", "[in layer_1]", "in layer_10"]
-)
-def test_what_differs_in_messages_is_shared_and_says_its_own(text):
-    executions, words = KeptGraphs(), OtherWords()
-    first = shared(executions, traced(texts=["in layer_1", "second of layer_1"]))
-    other = traced(texts=[text, "second"])
-    assert executions.shared(other, words) is first
-    said = words.say(error_of(first, 5.0))
-    expected = error_of(other, 5.0).message
-    assert (
-        said.message.partition("assertion failed: ")[2].splitlines()[0]
-        == (expected.partition("assertion failed: ")[2].splitlines()[0])
-    )
-    assert "layer_1]" not in said.message.replace(text, "")
-    # Of the model that it was built for, it says what it said.
-    unchanged = error_of(first, 5.0)
-    assert OtherWords().say(unchanged) is unchanged
-
-
-def test_texts_that_are_the_same_in_one_graph_alone_are_not_shared():
+def test_what_says_something_else_where_it_fails_is_not_shared():
     executions = KeptGraphs()
-    shared(executions, traced(texts=["a", "b"]))
-    other = traced(texts=["c", "c"])
-    assert shared(executions, other) is other
-
-
-def test_a_text_that_would_stand_for_two_is_not_shared():
-    executions, words = KeptGraphs(), OtherWords()
-    shared(executions, traced(texts=["a"]))
-    assert executions.shared(traced(texts=["b"]), words) is not None
-    shared(executions, traced(texts=["a"], factor=3.0))
-    other = traced(texts=["c"], factor=3.0)
-    assert executions.shared(other, words) is other
-
-
-def test_a_text_that_is_also_a_result_is_not_shared():
-    def execution(text):
-        def step(x):
-            said = tf.constant(text)
-            tf.debugging.assert_less(x, 1.0, said)
-            return said
-
-        spec = tf.TensorSpec([], tf.float32)
-        return tf.function(step, autograph=False).get_concrete_function(spec)
-
-    executions = KeptGraphs()
-    shared(executions, execution("a"))
-    other = execution("b")
-    assert shared(executions, other) is other
-
-
-def test_a_check_of_numbers_says_its_own():
-    def execution(text):
-        step = tf.function(lambda x: tf.debugging.check_numerics(x, text), autograph=False)
-        return step.get_concrete_function(tf.TensorSpec([], tf.float32))
-
-    executions, words = KeptGraphs(), OtherWords()
-    first = shared(executions, execution("in 'layer_1'"))
-    assert executions.shared(execution("in 'layer_2'"), words) is first
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        first(tf.constant(float("nan")))
-    assert "in 'layer_2' : Tensor had NaN values" in words.say(caught.value).message
+    executions.shared(traced(texts=["in layer_1"]))
+    other = traced(texts=["in layer_2"])
+    assert executions.shared(other) is other
 
 
 def test_the_executions_used_last_are_kept(monkeypatch):
@@ -222,11 +153,11 @@ def test_the_executions_used_last_are_kept(monkeypatch):
     size = sum(len(function.node_def) for function in first.graph.as_graph_def().library.function)
     size += len(first.graph.as_graph_def().node)
     monkeypatch.setattr("kerasps.step.running.kept_graphs.MAX_OPERATIONS_KEPT", 2 * size)
-    shared(executions, first)
-    shared(executions, second)
-    assert shared(executions, traced(factor=10.0)) is first
-    third = shared(executions, traced(factor=12.0))
-    assert shared(executions, traced(factor=10.0)) is first
-    assert shared(executions, traced(factor=12.0)) is third
+    executions.shared(first)
+    executions.shared(second)
+    assert executions.shared(traced(factor=10.0)) is first
+    third = executions.shared(traced(factor=12.0))
+    assert executions.shared(traced(factor=10.0)) is first
+    assert executions.shared(traced(factor=12.0)) is third
     again = traced(factor=11.0)
-    assert shared(executions, again) is again
+    assert executions.shared(again) is again

@@ -84,12 +84,12 @@ def check_cluster_resolver(resolver: ClusterResolver) -> ClusterDescription:
         others = {job: tasks for job, tasks in cluster.items() if job != "chief"}
         jobs = checked_jobs(others, source=name, needs_chief=False)
         cluster = {**others, "chief": [_chief_address(jobs["worker"], jobs["ps"])]}
-    return require_chief(_described(resolver, cluster, needs_chief=False), source=name)
+    return require_chief(_described(resolver, cluster), source=name)
 
 
-def describe_resolver(resolver: ClusterResolver, *, needs_chief: bool = True) -> ClusterDescription:
-    """Return the cluster that a resolver describes, and this process's place in it."""
-    return _described(resolver, _cluster_of(resolver), needs_chief=needs_chief)
+def describe_resolver(resolver: ClusterResolver) -> ClusterDescription:
+    """Return the cluster that a resolver describes, possibly without a chief."""
+    return _described(resolver, _cluster_of(resolver))
 
 
 def _cluster_of(resolver: ClusterResolver) -> dict[str, Any]:
@@ -116,16 +116,14 @@ def _cluster_of(resolver: ClusterResolver) -> dict[str, Any]:
     return jobs
 
 
-def _described(
-    resolver: ClusterResolver, cluster: Mapping[str, object], *, needs_chief: bool
-) -> ClusterDescription:
+def _described(resolver: ClusterResolver, cluster: Mapping[str, object]) -> ClusterDescription:
     index = getattr(resolver, "task_id", None)
     return checked_cluster(
         cluster,
         _task_type_of(resolver),
         0 if index is None else index,
         source=type(resolver).__name__,
-        needs_chief=needs_chief,
+        needs_chief=False,
     )
 
 

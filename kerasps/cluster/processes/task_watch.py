@@ -75,12 +75,8 @@ class TaskWatch:
         self._owner = os.getpid()
         self._thread: threading.Thread | None = None
         self._is_over = False
-        self._saw_death = False
-
-    @property
-    def saw_death(self) -> bool:
-        """True once a process ended without being told to."""
-        return self._saw_death
+        # True once a process ended without being told to.
+        self.saw_death = False
 
     def start(self) -> None:
         """Begin to watch. Call when all processes are ready."""
@@ -179,7 +175,7 @@ class TaskWatch:
         return self._restarted(task, process.pid, what, process.report(), now)
 
     def _restarted(self, task: Task, pid: int, what: str, report: str, now: float) -> Death:
-        self._saw_death = True
+        self.saw_death = True
         restart, refusal = None, "not started again: its variables are gone with it"
         if task[0] == "worker":
             restart, refusal = self._budget.grant(task, now), ""

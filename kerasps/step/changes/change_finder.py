@@ -54,7 +54,7 @@ class _Walk:
         self._sources = sources
         self._owner = owner
         self._bit = sources.bit(owner)
-        self._in_branch = in_branch
+        self.is_in_branch = in_branch
         self._found: dict[tuple[int, str], Form | None] = {}
 
     def of(self, tensor: tf.Tensor) -> Form | None:
@@ -83,7 +83,7 @@ class _Walk:
     def field(self, tensor: tf.Tensor, dtype_of: tf.Tensor | None = None) -> Field:
         """Return a tensor as a field of a form: a number if it is a constant."""
         constant = _constant(tensor, tensor if dtype_of is None else dtype_of)
-        return constant if is_number(constant) or not self._in_branch else SOME
+        return constant if is_number(constant) or not self.is_in_branch else SOME
 
     def in_branches(self, outputs: Sequence[tf.Tensor]) -> list[Form]:
         """Return the forms of the outputs of branches; they have no tensors."""
@@ -97,11 +97,6 @@ class _Walk:
     def old_value(self) -> tf.Tensor:
         """Return the old value."""
         return self._sources.value_of(self._owner)
-
-    @property
-    def is_in_branch(self) -> bool:
-        """True if tensors are `SOME`."""
-        return self._in_branch
 
 
 def _constant(tensor: tf.Tensor, like: tf.Tensor) -> Field:

@@ -344,11 +344,7 @@ class DeviceJoints:
 
 
 class Joints:
-    """The joints of a step, on all ps that it pushes to.
-
-    Args:
-        num_backups: the number of workers that a joint does not wait for.
-    """
+    """The joints of a step, on all ps that it pushes to."""
 
     def __init__(self, devices: Sequence[str], mutex: _Mutex, num_backups: int) -> None:
         self.num_backups = num_backups

@@ -25,11 +25,7 @@ _Mutex = Callable[[str], tf.Tensor]
 
 
 class DevicePush:
-    """The push to one ps, and the function that it runs there.
-
-    Args:
-        pulls: the pulls from the same ps.
-    """
+    """The push to one ps, from which `pulls` are, and the function that it runs there."""
 
     def __init__(
         self,

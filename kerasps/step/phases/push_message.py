@@ -313,13 +313,7 @@ class DeviceChanges:
         return [runs for update in self.updates for runs in update.tables]
 
     def sent_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
-        """Return the specs of the result of `select`.
-
-        Args:
-            clocked: whether the step pulls the ps's clock.
-            numbered: whether the message carries the number of its call.
-        """
-
+        """Return the specs of the result of `select`."""
         return self._specs(
             lambda variable: [sent_part(shard) for shard in variable.shards],
             lambda shard, num_parts: [shard.spec] * num_parts,

@@ -11,11 +11,7 @@ from kerasps.variables.keras.stand_ins import draw_seeds
 
 
 class SeedDraw:
-    """Reads the seed generators of a step on a ps, and advances them there.
-
-    Args:
-        seeds: the stand-ins of the generators' states, on one ps (see `variables.StandIns`).
-    """
+    """Reads the seed generators of a step on a ps, and advances them there."""
 
     def __init__(
         self,

@@ -47,11 +47,7 @@ def batch_inputs(names: Sequence[InputNames], batches: Sequence[object]) -> dict
 
 
 class ReplicaInputs:
-    """The inputs of one replica of a step, in a step graph.
-
-    Args:
-        start: the initial values of metrics and seed generators.
-    """
+    """The inputs of one replica of a step, in a step graph."""
 
     def __init__(
         self,

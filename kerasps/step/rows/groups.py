@@ -267,11 +267,7 @@ def _kind_of_keys(table: ParameterServerVariable) -> tuple[Hashable, ...]:
 
 
 def _run_sizes(members: Sequence[Sequence[tf.Variable | PooledRows]]) -> tuple[int, ...]:
-    """Return the number of adjacent members in each run.
-
-    Args:
-        members: the storages of a shard of each table, and of its slots.
-    """
+    """Return the number of adjacent members in each run."""
     sizes = [1]
     for one, other in itertools.pairwise(members):
         if _lie_alike(one, other):

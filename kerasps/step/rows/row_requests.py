@@ -14,10 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dynamic import MEETING, AskedKeys, keys_of_tables, part_of
-from kerasps.runtime.errors import OUT_OF_RANGE
+from kerasps.runtime.errors import out_of_range
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.rows.groups import GroupShard, TableGroup
 from kerasps.variables import ParameterServerVariable
+from kerasps.variables.rows.pooled_rows import store_of
 from kerasps.variables.rows.sharding import from_start
 
 
@@ -355,8 +356,9 @@ def _unsigned(ids: tf.Tensor) -> tf.Tensor:
 
 
 def _out_of_range(table: ParameterServerVariable) -> str:
-    num_rows = table.shape[0]
-    return (
-        f"{OUT_OF_RANGE}: '{table.path}' has {num_rows} rows. Expected: ids from 0 to "
-        f"{num_rows - 1} (`keras.ops.take` counts negative ones from the end). Received: id"
+    num_rows, first = table.shape[0], store_of(table.shards[0])
+    return out_of_range(
+        f"{getattr(first.holder, 'shared_name', table.path)}:{first.begin}",
+        f"'{table.path}' has {num_rows} rows. Expected: ids from 0 to {num_rows - 1} "
+        "(`keras.ops.take` counts negative ones from the end). Received: id",
     )

@@ -8,8 +8,7 @@ The same holds for the threads that read the worker's data, one for each step in
 
 But the graph can be used again. A model that is made like one that is gone leads to the same graph,
 except for names. Names of functions and operations do not matter to a task. Names of resources are
-reused once their resource is destroyed. Names in error messages are corrected when the error
-arrives (see `message_texts.py`). So models that are made in turn, as in a search or a
+reused once their resource is destroyed. So models that are made in turn, as in a search or a
 cross-validation, leave as much as one of them leaves. The second one also starts faster, since
 building step graphs takes a worker the most time.
 """
@@ -19,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,6 @@ import tensorflow as tf
 
 from kerasps.runtime.fetching import fetch
 from kerasps.step.draws.random_operations import draws_by_seed
-from kerasps.step.running.message_texts import TEXT_ATTRIBUTES, OtherWords, texts_in
 
 # A step graph takes some 3 kB an operation on the coordinator.
 MAX_OPERATIONS_KEPT = 50_000
@@ -49,7 +47,6 @@ class _Kept:
     """A step graph that is kept."""
 
     step_graph: Any  # the concrete function
-    texts: list[str]  # the texts in its error messages (see `message_texts.py`)
     size: int  # its number of operations
 
 
@@ -60,21 +57,17 @@ class KeptGraphs:
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
 
-    def shared(self, step_graph: tf.types.experimental.ConcreteFunction, words: OtherWords) -> Any:
+    def shared(self, step_graph: tf.types.experimental.ConcreteFunction) -> Any:
         """Return the first step graph that does the same as this one; else this one.
 
-        The tasks may already have the first. Thread: any, one at a time for the same `words`.
-
-        Args:
-            words: receives the texts of the returned graph, and their translation.
+        The tasks may already have the first. Thread: any.
         """
         captured = _contents_of(step_graph.captured_inputs)
         graph_def = step_graph.graph.as_graph_def()
         if captured is None or _has_state_of_its_own(graph_def):
             return step_graph
-        meaning = _Meaning(graph_def)
-        key = meaning.of(step_graph, captured)
-        built = _Kept(step_graph, meaning.texts, len(_nodes_of(graph_def)))
+        key = _Meaning(graph_def).of(step_graph, captured)
+        built = _Kept(step_graph, len(_nodes_of(graph_def)))
         with self._lock:
             kept = self._kept.setdefault(key, built)
             self._kept.move_to_end(key)
@@ -83,11 +76,7 @@ class KeptGraphs:
                 and sum(entry.size for entry in self._kept.values()) > MAX_OPERATIONS_KEPT
             ):
                 self._kept.popitem(last=False)
-        if words.add(kept.texts, built.texts):
-            return kept.step_graph
-        # One text would need two translations: one for this graph and one for another.
-        words.add(built.texts, built.texts)
-        return step_graph
+        return kept.step_graph
 
 
 KEPT_GRAPHS = KeptGraphs()
@@ -125,10 +114,7 @@ def _nodes_of(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
 
 
 class _Meaning:
-    """A digest of what a graph does; it ignores names of operations and functions.
-
-    It also ignores texts in messages, except which of them are the same.
-    """
+    """A digest of what a graph does; it ignores names of operations and functions."""
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
         self._graph_def = graph_def
@@ -138,15 +124,13 @@ class _Meaning:
         # Functions are numbered in the order in which the graph calls them.
         self._numbers: dict[str, int] = {}
         self._digest = hashlib.sha256()
-        self.texts: list[str] = []  # the texts found, in order
-        self._number_of_text: dict[str, int] = {}
 
     def of(
         self, step_graph: tf.types.experimental.ConcreteFunction, captured: Sequence[object]
     ) -> bytes:
         """Return the digest of a concrete function whose graph this is."""
         names: dict[str, str] = {}
-        self._add_nodes(self._graph_def.node, names, [t.name for t in step_graph.outputs])
+        self._add_nodes(self._graph_def.node, names)
         self._add(list(captured))
         for tensors in (step_graph.inputs, step_graph.outputs):
             self._add([_renamed(tensor.name, names) for tensor in tensors])
@@ -173,7 +157,7 @@ class _Meaning:
             argument.name: f"argument{number}"
             for number, argument in enumerate(signature.input_arg)
         }
-        self._add_nodes(function.node_def, names, function.ret.values())
+        self._add_nodes(function.node_def, names)
         self._add([(argument.type, argument.is_ref) for argument in signature.input_arg])
         self._add(
             [
@@ -189,35 +173,19 @@ class _Meaning:
             self._add(number)
             self._add_attributes(function.arg_attr[number].attr, names)
 
-    def _add_nodes(
-        self, nodes: Sequence[tf.compat.v1.NodeDef], names: dict[str, str], returned: Iterable[str]
-    ) -> None:
+    def _add_nodes(self, nodes: Sequence[tf.compat.v1.NodeDef], names: dict[str, str]) -> None:
         names.update({node.name: f"node{number}" for number, node in enumerate(nodes)})
-        texts = texts_in(nodes, returned)
         self._add(len(nodes))
         for node in nodes:
             inputs = [_renamed(name, names) for name in node.input]
             values = [name for name in inputs if not name.startswith("^")]
             self._add((node.op, node.device, values, sorted(set(inputs) - set(values))))
-            if node.name in texts:
-                self._add_texts(texts[node.name])
-                self._add_attributes(node.attr, names, besides={TEXT_ATTRIBUTES[node.op]})
-            else:
-                self._add_attributes(node.attr, names)
-
-    def _add_texts(self, texts: list[str]) -> None:
-        self.texts += texts
-        self._add(
-            [self._number_of_text.setdefault(text, len(self._number_of_text)) for text in texts]
-        )
+            self._add_attributes(node.attr, names)
 
     def _add_attributes(
-        self,
-        attributes: Mapping[str, tf.compat.v1.AttrValue],
-        names: dict[str, str],
-        besides: Collection[str] = (),
+        self, attributes: Mapping[str, tf.compat.v1.AttrValue], names: dict[str, str]
     ) -> None:
-        for key in sorted(set(attributes) - _ATTRIBUTES_WITHOUT_MEANING - set(besides)):
+        for key in sorted(set(attributes) - _ATTRIBUTES_WITHOUT_MEANING):
             value, kind = attributes[key], attributes[key].WhichOneof("value")
             self._add((key, kind))
             called = (

@@ -22,7 +22,6 @@ from kerasps.step.compute.methods import ModelMethod
 from kerasps.step.compute.returned import MetricResult
 from kerasps.step.contract.host import StepHost
 from kerasps.step.running.kept_graphs import KEPT_GRAPHS
-from kerasps.step.running.message_texts import OtherWords
 from kerasps.step.tracing.device_plans import DevicePlans
 from kerasps.step.tracing.runners import Runner
 from kerasps.step.tracing.state import Header, Ticket, WorkerVariables
@@ -85,7 +84,6 @@ class TracedStep:
         self._element_spec = element_spec
         self._lock = threading.Lock()
         self._step_graphs: dict[Any, Any] = {}
-        self._words = OtherWords()
         self._tracer: Tracer = Tracer(
             ModelMethod(model, method),
             FitSurroundings(host),
@@ -180,7 +178,7 @@ class TracedStep:
                         variables=self._variables,
                         runner=runner,
                     )
-                self._step_graphs[key] = KEPT_GRAPHS.shared(built, self._words)
+                self._step_graphs[key] = KEPT_GRAPHS.shared(built)
             return self._step_graphs[key]
 
     def load(self) -> None:
@@ -230,20 +228,13 @@ class TracedStep:
             handles: the handles from `start`; None on the coordinator.
             source: the resource of the worker's iterator, or a list of batches.
         """
-        try:
-            returned = self.advance(graph, handles, source, header)
-            if not self._plan.outputs:
-                return self._result(returned)
-            flats, leaves, sizes = returned
-            result = self._result(flats)
-            # Steps without data have no predictions.
-            return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
-        except tf.errors.OpError as exc:
-            raise self.error(exc) from exc.__cause__
-
-    def error(self, error: BaseException) -> BaseException:
-        """Return an execution's error with the texts of this step's model in its message."""
-        return self._words.say(error)
+        returned = self.advance(graph, handles, source, header)
+        if not self._plan.outputs:
+            return self._result(returned)
+        flats, leaves, sizes = returned
+        result = self._result(flats)
+        # Steps without data have no predictions.
+        return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
 
     def advance(
         self,

@@ -124,17 +124,13 @@ class WorkerVariables:
         self._joins = joins
         self._packing = packing
         self._num_ps = num_ps
-        self._ticket_spec = tf.TensorSpec([1 + num_ps], tf.int32)
-        self._specs = [self._ticket_spec, *packing.carrier_specs]
+        # Of a ticket as it is sent.
+        self.ticket_spec = tf.TensorSpec([1 + num_ps], tf.int32)
+        self._specs = [self.ticket_spec, *packing.carrier_specs]
         self.handle_specs = [tf.TensorSpec([], tf.resource) for _ in self._specs]
-        self.make = _concrete(self._make, self._ticket_spec)
-        self.give = _concrete(self._give, self.handle_specs, self._ticket_spec)
+        self.make = _concrete(self._make, self.ticket_spec)
+        self.give = _concrete(self._give, self.handle_specs, self.ticket_spec)
         self.collect = _concrete(self._collect, self.handle_specs)
-
-    @property
-    def ticket_spec(self) -> tf.TensorSpec:
-        """The spec of a ticket as it is sent."""
-        return self._ticket_spec
 
     def ticket(self, handles: Sequence[tf.Tensor]) -> tf.Tensor:
         """Read the ticket, packed, in the graph of an execution."""

@@ -72,15 +72,11 @@ class StatusSocket:
     def __init__(self, answer: Callable[[], Mapping[str, object]]) -> None:
         self._answer = answer
         self._listener: socket.socket | None = None
-        self._path: Path | None = None
+        # The path of the socket; None while it does not listen.
+        self.path: Path | None = None
         self._inode = 0
         self._owner = os.getpid()
         self._replying = threading.Lock()
-
-    @property
-    def path(self) -> Path | None:
-        """The path of the socket; None while it does not listen."""
-        return self._path
 
     def start(self) -> None:
         """Listen. If no directory can be used, log that and do nothing."""
@@ -120,7 +116,7 @@ class StatusSocket:
         except BaseException:
             listener.close()
             raise
-        self._listener, self._path, self._inode = listener, path, os.lstat(path).st_ino
+        self._listener, self.path, self._inode = listener, path, os.lstat(path).st_ino
 
     def _serve(self, listener: socket.socket) -> None:
         while True:
@@ -140,8 +136,8 @@ class StatusSocket:
 
     def close(self) -> None:
         """Stop listening, and wait for a reply in flight. A second call does nothing."""
-        listener, path = self._listener, self._path
-        self._listener = self._path = None
+        listener, path = self._listener, self.path
+        self._listener = self.path = None
         if listener is None or path is None or self._owner != os.getpid():
             return  # a fork leaves the socket to its parent
         with contextlib.suppress(OSError):

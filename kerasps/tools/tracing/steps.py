@@ -91,12 +91,9 @@ class _Parts:
 
 
 def find_steps(events: Mapping[Task, TaskEvents]) -> list[WorkerStep]:
-    """Return the steps with all three phases in the trace, in the order of their beginnings.
+    """Return the steps with all three phases in events on one clock, in their order.
 
     It leaves out executions that began before all tasks were recorded.
-
-    Args:
-        events: the events of each task, on one clock.
     """
     on_ps: dict[StepKey, dict[int, OnPS]] = defaultdict(dict)
     for (job, index), task_events in events.items():

@@ -57,7 +57,7 @@ class RunMeter:
         # Called after a `fit` without an error, with the seconds that it took.
         self.after_fit: Callable[[float], None] | None = None
         # The largest number of steps of an execution in the last `fit`.
-        self._execution_steps = 0
+        self.execution_steps = 0
         # The seconds of the last calls to workers in it that ran no steps.
         self._calls: deque[float] = deque(maxlen=_CALLS)
         self._before: dict[int, int] = {}
@@ -78,7 +78,7 @@ class RunMeter:
         began = time.monotonic()
         with contextlib.ExitStack() as at_end:
             self._before, self._rates, self._epoch = dict(self._totals), {}, None
-            self._execution_steps = 0
+            self.execution_steps = 0
             self._calls.clear()
             self._fits.append(at_end)
             try:
@@ -114,7 +114,7 @@ class RunMeter:
 
     def note_execution(self, steps: int) -> None:
         """Note that an execution of training has so many steps."""
-        self._execution_steps = max(self._execution_steps, steps)
+        self.execution_steps = max(self.execution_steps, steps)
 
     def add(self, worker: int, steps: int) -> None:
         """Count training steps of a worker; a result may have those of several executions."""
@@ -135,11 +135,6 @@ class RunMeter:
     def is_fitting(self) -> bool:
         """True while a `fit` runs."""
         return bool(self._fits)
-
-    @property
-    def execution_steps(self) -> int:
-        """The largest number of steps of an execution in the last `fit`; 0 before the first."""
-        return self._execution_steps
 
     @property
     def call_seconds(self) -> float | None:

@@ -94,11 +94,7 @@ class Split:
             self.left = None
 
     def validate(self, num_readers: int) -> None:
-        """Raise AssertionError if it has a wrong reader, or contradicts itself.
-
-        Args:
-            num_readers: how many workers read it, without those that share it.
-        """
+        """Raise AssertionError if it has a wrong reader, or contradicts itself."""
         is_taken = self.status is SplitStatus.TAKEN
         assert num_readers == is_taken, f"{num_readers} workers read a split that is {self.status}"
         assert self.left is None or self.left >= 0, "more is given out than there is"
@@ -137,7 +133,8 @@ class SplitLedger:
         ]
         for split in self._splits[num_splits:]:
             split.status = SplitStatus.RELEASED
-        self._num_unfinished = 0
+        # The number of pending executions that must be retried on the same batches.
+        self.num_unfinished = 0
 
     def __len__(self) -> int:
         return len(self._splits)
@@ -227,25 +224,20 @@ class SplitLedger:
     # Unfinished executions
 
     @property
-    def num_unfinished(self) -> int:
-        """The number of pending executions that must be retried on the same batches."""
-        return self._num_unfinished
-
-    @property
     def has_abandoned(self) -> bool:
         """True if a split has unfinished executions and no worker reads it."""
-        if not self._num_unfinished:
+        if not self.num_unfinished:
             return False
         return any(s.unfinished and s.status is SplitStatus.RELEASED for s in self._splits)
 
     def put_back(self, split: int, executions: Sequence[Execution]) -> None:
         """Queue executions for a retry, before others, on the next batches of a split."""
         self._splits[split].unfinished.extendleft(reversed(executions))
-        self._num_unfinished += len(executions)
+        self.num_unfinished += len(executions)
 
     def take_unfinished(self, split: int) -> Execution:
         """Remove and return the execution that the reader of a split does next."""
-        self._num_unfinished -= 1
+        self.num_unfinished -= 1
         return self._splits[split].unfinished.popleft()
 
     def all_unfinished(self) -> list[Execution]:
@@ -256,13 +248,13 @@ class SplitLedger:
         """Drop the unfinished executions of an epoch that has ended."""
         for split in self._splits:
             split.unfinished.clear()
-        self._num_unfinished = 0
+        self.num_unfinished = 0
 
     # Checks
 
     def validate(self, num_readers: Sequence[int]) -> None:
         """Raise AssertionError if a split has a wrong reader, or a batch may be counted twice."""
-        assert self._num_unfinished == len(self.all_unfinished()), "executions are miscounted"
+        assert self.num_unfinished == len(self.all_unfinished()), "executions are miscounted"
         ends: dict[int, int] = {}
         # A part that is read to its end comes before the next, which begins there.
         in_order = sorted(

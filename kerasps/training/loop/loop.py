@@ -80,7 +80,8 @@ class Loop:
         # Of the current epoch: steps asked for, without those that had no data, and steps counted.
         self._asked = self._done = 0
         self._found_no_data = False
-        self._num_counted = 0
+        # The steps counted in all epochs that this loop has run.
+        self.num_counted = 0
         self._totals: MetricTotals | None = None
         self._batch_callbacks: BatchCallbacks | None = None
         # The position from which the next epoch resumes, if it was begun before.
@@ -115,7 +116,7 @@ class Loop:
 
     def _begin_pass(self, epoch: int) -> None:
         self._dispatcher.make_sources(epoch, must_end=self._steps is None)
-        self._has_sources, self._counted_before = True, self._num_counted
+        self._has_sources, self._counted_before = True, self.num_counted
 
     def _begins_next_pass(self, epoch: int) -> bool:
         """Begin the next pass over data that repeat, if executions have found no data in this one.
@@ -124,18 +125,13 @@ class Loop:
         """
         if not self._inputs.begins_again or not self._dispatcher.num_in_flight:
             return False
-        is_empty = self._counted_before == self._num_counted
+        is_empty = self._counted_before == self.num_counted
         if is_empty or (self._is_stopped and self._done):
             return False
         self._begin_pass(epoch)
         return True
 
     # Positions
-
-    @property
-    def num_counted(self) -> int:
-        """The number of steps counted in all epochs that this loop has run."""
-        return self._num_counted
 
     def restart_numbers(self) -> None:
         """Number steps from the optimizer's current iterations, which users may have set."""
@@ -295,7 +291,7 @@ class Loop:
                 self._run_meter.note_call(result.call_seconds)
         first = self._done
         self._done += result.steps
-        self._num_counted += result.steps
+        self.num_counted += result.steps
         if self._predictions is not None:
             self._predictions.add(result.outputs, report.split, report.first_batch)
             self._report_predicted(self._predictions, callbacks)

@@ -18,17 +18,13 @@ class Predictions:
         # Outputs that came before earlier ones of the input, by their place in the input.
         self._early: dict[int, Any] = {}
         self._in_order: list[Any] = []
-        self._num_reported = 0
-
-    @property
-    def num_reported(self) -> int:
-        """The number of batches of which callbacks know."""
-        return self._num_reported
+        # The number of batches of which callbacks know.
+        self.num_reported = 0
 
     @property
     def reported(self) -> list[Any]:
         """The outputs of which callbacks know, batch by batch."""
-        return self._in_order[: self._num_reported]
+        return self._in_order[: self.num_reported]
 
     def add(self, outputs: Sequence[object], split: int | None, first: int) -> None:
         """Add the outputs of batches that follow each other in a split."""
@@ -49,8 +45,8 @@ class Predictions:
             num_batches: the number of batches; returns none while there are fewer.
             is_last: True to return fewer too, since no more come.
         """
-        outputs = self._in_order[self._num_reported : self._num_reported + num_batches]
+        outputs = self._in_order[self.num_reported : self.num_reported + num_batches]
         if len(outputs) < num_batches and not is_last:
             return []
-        self._num_reported += len(outputs)
+        self.num_reported += len(outputs)
         return outputs

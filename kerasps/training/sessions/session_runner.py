@@ -186,6 +186,5 @@ class SessionRunner:
     def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
         if self._membership.lost_ps is not None:
             error = absent_ps_error(self._host, self._membership.lost_ps)
-        error = self._function.error(error)
         comes_from(error, worker)
         sessions.fail(error)

@@ -88,24 +88,12 @@ class RowInitializer:
             make_rows = _constant(initializer, self._shape, self._dtype) or _random(
                 initializer, self._shape, self._dtype
             )
-        self._is_exact_by_rows = make_rows is not None
+        # True if a call makes only its rows; else it makes the whole value and drops the rest.
+        self.is_exact_by_rows = make_rows is not None
         self._make_rows = make_rows or _sliced(initializer, self._shape, self._dtype)
 
-    @property
-    def is_exact_by_rows(self) -> bool:
-        """True if a call makes only its rows; else it makes the whole value and drops the rest."""
-        return self._is_exact_by_rows
-
     def __call__(self, rows: range) -> tf.Tensor:
-        """Make the rows `rows` of the whole value, on the current device.
-
-        Args:
-            rows: their indices, ascending: `range(a, b)`, or `range(a, b, n)` for every n-th.
-
-        Returns a tensor of shape `(len(rows), *shape[1:])`.
-
-        Raises ValueError if `rows` are not rows of the variable in ascending order.
-        """
+        """Make the rows `rows` of the whole value, ascending, on the current device."""
         if rows.step < 1 or (rows and (rows[0] < 0 or rows[-1] >= self._shape[0])):
             raise ValueError(
                 "Argument `rows` must name rows of the variable, in ascending order. Expected: a "
@@ -117,7 +105,7 @@ class RowInitializer:
     def __repr__(self) -> str:
         return (
             f"<RowInitializer shape={self._shape} dtype={self._dtype} "
-            f"is_exact_by_rows={self._is_exact_by_rows}>"
+            f"is_exact_by_rows={self.is_exact_by_rows}>"
         )
 
 

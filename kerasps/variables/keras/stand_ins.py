@@ -130,11 +130,7 @@ def _read_and_restart(
 def draw_seeds(
     mutex: tf.Tensor, states: Sequence[tf.Variable], draws: Sequence[int]
 ) -> list[tf.Tensor]:
-    """Return the states of seed generators and advance them, in a graph that runs on their ps.
-
-    Args:
-        states: the stand-ins' storages: the seed and the counter of each.
-    """
+    """Return the states of seed generators and advance them, in a graph that runs on their ps."""
 
     def draw() -> list[tf.Tensor]:
         values = [tf.identity(state.read_value()) for state in states]

@@ -35,11 +35,7 @@ def graph_for_xla(*, in_call: bool = False) -> Any:
 def captured_value(
     graph: tf.Graph, variable: keras.Variable, read_at_call: Callable[[], tf.Tensor]
 ) -> tf.Tensor:
-    """Return a tensor of `graph` with the value of `variable` at each call of its function.
-
-    Args:
-        read_at_call: returns the value in the graph that calls the function.
-    """
+    """Return a tensor of `graph` with the value of `variable` at each call of its function."""
     key = ("kerasps", id(variable))
     captures = graph._function_captures
     if key not in captures.by_ref_external:

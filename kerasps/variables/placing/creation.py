@@ -137,9 +137,6 @@ def create_copy(
     """Create a storage with the value of a `tf.Variable`.
 
     Copy a large value in chunks, so that no process holds it twice.
-
-    Args:
-        create: creates the storage, given functions that make its initial values.
     """
     shape = tuple(value.shape)
     if not shape or value.shape.num_elements() * value.dtype.size <= CHUNK_BYTES:

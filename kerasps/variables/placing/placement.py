@@ -168,12 +168,7 @@ class PlacementLedger:
         return [by_bytes[shard % self._num_ps] for shard in range(num_shards)]
 
     def add(self, variable: tf.Variable, *, is_placed: bool) -> None:
-        """Count a variable until Python collects it.
-
-        Args:
-            variable: the variable. One that is on no ps does not count.
-            is_placed: whether `place` or `spread` chose its ps.
-        """
+        """Count a variable, if it is on a ps, until Python collects it."""
         spec = tf.DeviceSpec.from_string(variable.device)
         if spec.job == "ps":
             num_bytes = math.prod(variable.shape) * variable.dtype.size

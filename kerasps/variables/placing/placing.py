@@ -54,10 +54,6 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
 
     TensorFlow's strategy asks this object where to put a new variable. Methods with an underscore
     override those of TensorFlow's class; the start of a strategy checks that they exist there.
-
-    Args:
-        variable_partitioner: a callable that returns the number of shards per axis, or None.
-        shard_layout: `"mod"` or `"div"`.
     """
 
     # True if small variables may be fused while steps run: if one process drives the steps.

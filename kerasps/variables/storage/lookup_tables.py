@@ -127,15 +127,7 @@ class _Copies:
 
 
 def _copies_of(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None:
-    """Return the copies of the lookup table that a handle refers to.
-
-    Args:
-        dtypes: pairs of dtypes of keys and values that it may have.
-
-    Returns the copies; None if the resource is not a table, or is a table that may change.
-
-    Raises InputError if the table has no contents yet.
-    """
+    """Return the copies of the lookup table of a handle, which has one pair of these dtypes."""
     # All functions that captured the table share the copies. A cached step graph keeps handles of
     # tables that no longer exist. So the original keeps the copies alive, and the objects that
     # fill them.

@@ -21,14 +21,10 @@ class Names:
         # while this thread holds the lock.
         self._lock = threading.RLock()
         self._prefix = self._new_prefix()
-        self._generation = 0
+        # The number of times that names were retired.
+        self.generation = 0
         self._numbers = itertools.count()
         self._free: dict[Hashable, list[tuple[int, str]]] = {}
-
-    @property
-    def generation(self) -> int:
-        """The number of times that names were retired."""
-        return self._generation
 
     @staticmethod
     def _new_prefix() -> str:
@@ -65,7 +61,7 @@ class Names:
         """
         with self._lock:
             self._prefix = self._new_prefix()
-            self._generation += 1
+            self.generation += 1
             self._free.clear()
 
     def begin_in_fork(self) -> None:

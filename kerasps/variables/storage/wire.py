@@ -16,11 +16,7 @@ class WireRule:
     choices: tuple[tuple[str, str | None], ...] = ()
 
     def dtype_of(self, path: str, dtype: tf.DType) -> tf.DType:
-        """Return the dtype in which a variable is sent.
-
-        Args:
-            dtype: its dtype. Only float32 may be sent in another.
-        """
+        """Return the dtype in which a variable is sent: its own, but for some of float32."""
         if dtype == tf.float32:
             for part, wire_dtype in self.choices:
                 if part in path:

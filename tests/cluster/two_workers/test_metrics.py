@@ -59,7 +59,7 @@ def test_an_id_that_is_out_of_range_ends_evaluate_with_an_error_that_says_so(str
         model = compiled_ranker(num_groups=49)
     dataset = tf.data.Dataset.from_tensor_slices((x, *rest)).batch(8)
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"`grouped_auc` are out of range. Expected: 0 to 48"
+        tf.errors.InvalidArgumentError, match=r"`GroupedAUC` are out of range. Expected: 0 to 48"
     ):
         model.evaluate(dataset, verbose=0)
     x["user"][40] = 48
