@@ -22,14 +22,6 @@ def test_names_are_given_again_in_the_order_in_which_they_were_given_first():
     assert names.claim("a") not in [*first, other]
 
 
-def test_a_name_is_given_again_for_the_same_kind_alone():
-    names = Names()
-    first = names.claim("a")
-    names.give_back("a", first)
-    assert names.claim("b") != first
-    assert names.claim("a") == first
-
-
 def test_names_that_were_retired_are_not_given_again():
     names = Names()
     free, taken = names.claim("a"), names.claim("a")
@@ -201,19 +193,6 @@ def test_a_text_that_is_also_a_result_is_not_shared():
     shared(executions, execution("a"))
     other = execution("b")
     assert shared(executions, other) is other
-
-
-def test_a_check_of_numbers_says_its_own():
-    def execution(text):
-        step = tf.function(lambda x: tf.debugging.check_numerics(x, text), autograph=False)
-        return step.get_concrete_function(tf.TensorSpec([], tf.float32))
-
-    executions, words = KeptGraphs(), OtherWords()
-    first = shared(executions, execution("in 'layer_1'"))
-    assert executions.shared(execution("in 'layer_2'"), words) is first
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        first(tf.constant(float("nan")))
-    assert "in 'layer_2' : Tensor had NaN values" in words.say(caught.value).message
 
 
 def test_the_executions_used_last_are_kept(monkeypatch):
