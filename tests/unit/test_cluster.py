@@ -84,19 +84,6 @@ def test_tf_config_is_read_from_the_environment(monkeypatch):
     )
 
 
-def test_a_description_gives_back_the_tf_config_that_it_was_read_from():
-    assert read_tf_config(tf_config()).as_tf_config() == json.loads(tf_config())
-
-
-def test_the_tasks_that_run_servers_are_workers_and_ps():
-    addresses = read_tf_config(tf_config()).server_addresses
-    assert addresses == {
-        ("worker", 0): "host1:2222",
-        ("worker", 1): "host2:2222",
-        ("ps", 0): "host3:2222",
-    }
-
-
 def test_an_evaluator_has_no_address():
     assert read_tf_config(tf_config(task={"type": "evaluator", "index": 0})).address is None
 
@@ -315,31 +302,6 @@ def resolver(jobs=JOBS, task_type="chief", task_id=0):
 
 def test_a_cluster_resolver_is_described():
     assert check_cluster_resolver(resolver()) == read_tf_config(tf_config())
-
-
-def test_a_resolver_that_names_no_task_is_the_coordinators():
-    description = check_cluster_resolver(resolver(task_type="", task_id=None))
-    assert (description.task_type, description.task_index) == ("chief", 0)
-
-
-@pytest.mark.parametrize(
-    ("jobs", "task_type", "message"),
-    [
-        (
-            {},
-            "chief",
-            "cluster resolver SimpleClusterResolver gives no cluster.*Correct the cluster resolver",
-        ),
-        (
-            JOBS,
-            "evaluator",
-            "Received: task type 'evaluator', index 0. An evaluator creates no strategy",
-        ),
-    ],
-)
-def test_a_resolver_that_cannot_be_used_is_refused(jobs, task_type, message):
-    with pytest.raises(ClusterConfigError, match=message):
-        check_cluster_resolver(resolver(jobs, task_type))
 
 
 def test_an_explicit_timeout_beats_the_environment_beats_the_default(monkeypatch):
