@@ -99,15 +99,10 @@ def test_the_example_in_the_documentation_runs():
     ("text", "message"),
     [
         ("{'cluster'", "TF_CONFIG is not JSON: .*Received: \"{'cluster'\". Correct the text"),
-        ("[1]", r"TF_CONFIG is not a JSON object\..*Received: \[1\]"),
         (json.dumps({"task": CHIEF}), "TF_CONFIG has no cluster"),
         (
             json.dumps({"cluster": JOBS}),
             "TF_CONFIG does not say which task this is.*Received: None",
-        ),
-        (
-            json.dumps({"cluster": ["host:1"], "task": CHIEF}),
-            "The cluster in TF_CONFIG is not an object",
         ),
         (
             tf_config(without("ps")),
@@ -117,7 +112,6 @@ def test_the_example_in_the_documentation_runs():
             tf_config(without("worker")),
             "The cluster in TF_CONFIG has no worker. Expected: at least one worker task",
         ),
-        (tf_config(ps=[]), "The cluster in TF_CONFIG has no ps"),
         (
             tf_config(without("chief")),
             "The cluster in TF_CONFIG has no chief. Expected: exactly one chief",
@@ -145,18 +139,6 @@ def test_the_example_in_the_documentation_runs():
             "task index in TF_CONFIG is not an index.*Received: -1",
         ),
         (
-            tf_config(task={"type": "worker", "index": True}),
-            "task index in TF_CONFIG is not an index.*Received: True",
-        ),
-        (
-            tf_config(task={"type": "worker", "index": "9" * 5000}),
-            "task index in TF_CONFIG is not an index.*Received: '999",
-        ),
-        (
-            tf_config(task={"type": "worker", "index": "x"}),
-            "task index in TF_CONFIG is not an index.*Received: 'x'",
-        ),
-        (
             tf_config(task={"type": "worker"}),
             '"index" from 0 to 1 in "task", since 2 worker tasks are listed.*Received: {\'type\'',
         ),
@@ -165,7 +147,6 @@ def test_the_example_in_the_documentation_runs():
             r"task type .* is not a name\. Expected: one of chief, worker, ps, or evaluator, "
             r"as text\. Received: \['chief'\]",
         ),
-        (tf_config(task="chief"), "TF_CONFIG does not say which task this is.*Received: chief"),
         (tf_config()[:-1] + ', "task": {}}', 'TF_CONFIG has an entry twice.*Received: "task"'),
         (
             tf_config()[:-1] + ', "rpc_layer": "http"}',
