@@ -14,7 +14,6 @@ import pytest
 
 from support import scripts
 from support.compare import MAX_ATTEMPTS
-from support.matrix import with_matrix
 
 NAMES = sorted(path.stem for path in scripts.PLAIN.glob("*.py"))
 
@@ -22,8 +21,6 @@ NAMES = sorted(path.stem for path in scripts.PLAIN.glob("*.py"))
 SHARDED = {
     "feature_space",
     "image_classification",
-    "made_outside",
-    "saving_and_cloning",
     "timeseries",
     "transfer_learning",
     "two_towers",
@@ -33,7 +30,7 @@ SHARDED = {
 EXPECTED_WARNINGS = {"metric_learning": {"x, of type AnchorPositivePairs, lives in"}}
 
 
-@pytest.mark.parametrize("name", with_matrix(NAMES, at_length=["saving_and_cloning"]))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_script_gives_what_it_gives_in_plain_keras(name, cluster, tmp_path):
     source = (scripts.PLAIN / f"{name}.py").read_text()
     plain = scripts.run(source, tmp_path / "plain")
