@@ -126,7 +126,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7670,
     "root": 3410,
-    "tests": 52920,
+    "tests": 52770,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
