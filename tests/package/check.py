@@ -27,7 +27,6 @@ from contents import (
     CHECKOUT,
     LITTER,
     problems_of_metadata,
-    problems_of_readme,
     problems_of_sdist,
     problems_of_wheel,
     tracked_files,
@@ -101,7 +100,6 @@ def look_into(wheel: Path, sdist: Path) -> None:
         *problems_of_wheel(wheel),
         *problems_of_sdist(sdist),
         *problems_of_metadata(wheel, sdist),
-        *problems_of_readme(wheel),
     ]
     if problems:
         raise SystemExit("\n".join(problems))

@@ -7,7 +7,6 @@ import subprocess
 import tarfile
 import tomllib
 import zipfile
-from email.parser import BytesParser
 from pathlib import Path, PurePosixPath
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -145,31 +144,3 @@ def problems_of_metadata(wheel: Path, sdist: Path) -> list[str]:
         for what, (received, expected) in expectations.items()
         if received != expected
     ]
-
-
-def problems_of_readme(wheel: Path) -> list[str]:
-    """Return in what the README is not a page for PyPI, with links that lead somewhere."""
-    from readme_renderer import markdown
-
-    written = metadata_of(wheel)
-    message = BytesParser().parsebytes(written)
-    kind = message["Description-Content-Type"]
-    if kind != "text/markdown":
-        return [f"The README is of the type {kind!r}. Expected: text/markdown."]
-    page = markdown.render(written.decode().partition("\n\n")[2])
-    if page is None:
-        return ["PyPI would not render the README."]
-    problems = [
-        f"The README has no {what} on PyPI."
-        for what, mark in (("table", "<table>"), ("heading", "<h2"), ("code", "<pre"))
-        if mark not in page
-    ]
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    tagged = f"{project['urls']['Source']}/blob/v{message['Version']}/"
-    for target in re.findall(r'href="([^"]+)"', page):
-        path = target.removeprefix(tagged)
-        if path == target and not target.startswith(("https://", "#")):
-            problems.append(f"A link of the README leads nowhere on PyPI: {target}.")
-        elif path != target and not (CHECKOUT / path.partition("#")[0]).exists():
-            problems.append(f"A link of the README leads to no file: {path}.")
-    return problems

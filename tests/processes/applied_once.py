@@ -24,8 +24,7 @@ import random
 import keras
 import numpy as np
 import tensorflow as tf
-from killed_at_random import Killer
-from scenario import local_strategy, print_report
+from scenario import Killer, local_strategy, print_report
 
 import kerasps
 from kerasps.step.updates import compiled

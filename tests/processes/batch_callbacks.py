@@ -1,20 +1,16 @@
-"""Trains on three workers with callbacks that are told of batches; run by test_batch_callbacks.py.
-
-    python tests/processes/batch_callbacks.py sync
+"""Trains on three workers by synchronous updates, with callbacks that are told of batches; run
+by test_batch_callbacks.py.
 
 Prints one JSON line: the rate that the step of each batch had, and how much was done and told.
 """
 
 from __future__ import annotations
 
-import sys
-
 from scenario import local_strategy, print_report
 
 from support.batch_callbacks import Scheduled, Told, arrays, rates_used, rows_model
 
 NUM_WORKERS = 3
-UPDATE_MODE = sys.argv[1]
 
 
 def fit(strategy, *callbacks, num_batches=None):
@@ -25,14 +21,10 @@ def fit(strategy, *callbacks, num_batches=None):
     return model, int(model.optimizer.iterations)
 
 
-with local_strategy(NUM_WORKERS, 1, update_mode=UPDATE_MODE, table_min_bytes=0) as (
-    cluster,
-    strategy,
-):
-    model, updates = fit(strategy, Scheduled("end" if UPDATE_MODE == "sync" else "begin"))
+with local_strategy(NUM_WORKERS, 1, update_mode="sync", table_min_bytes=0) as (_, strategy):
+    model, updates = fit(strategy, Scheduled("end"))
     # A synchronous update is of the mean of what workers bring.
-    scale = NUM_WORKERS if UPDATE_MODE == "sync" else 1
-    report = {"rates": rates_used(model, scale=scale), "updates": updates}
+    report = {"rates": rates_used(model, scale=NUM_WORKERS), "updates": updates}
     told = Told(stop_at=7, seconds=0.05)
     report["stopped"] = fit(strategy, told)[1], len(told.calls) // 2
     told = Told(reads=True)

@@ -25,7 +25,7 @@ from kerasps.hooks import patch
 from support.optimizers import OPTIMIZERS
 
 COMPUTE, PARAMETERS = ["CPU:1", "CPU:2"], "CPU:0"
-GROUPS = ("models", "layers", "ways", "loops", "beside")
+GROUPS = ("models", "ways", "loops", "beside")
 CASES: dict[str, dict[str, object]] = {group: {} for group in GROUPS}
 DIRECTORY = Path(sys.argv[2])
 L = keras.layers
@@ -108,13 +108,6 @@ def convolutions_with_batch_normalization_and_dropout(strategy):
         return fully_used(model, IMAGES, LABELS)
 
 
-@case("layers")
-def synchronized_batch_and_spectral_normalization(strategy):
-    with strategy.scope():
-        layers = [L.BatchNormalization(synchronized=True), L.SpectralNormalization(L.Dense(4))]
-        return fitted(dense(*layers))
-
-
 @case("models")
 def embeddings(strategy):
     with strategy.scope():
@@ -123,39 +116,6 @@ def embeddings(strategy):
         )
         model.compile(keras.optimizers.Adagrad(0.1), "mse")
         return fitted(model, IDS, Y)
-
-
-@case("layers")
-def recurrent_with_dropout_in_its_loop(strategy):
-    class Cell(L.Layer):
-        def __init__(self):
-            super().__init__()
-            self.state_size = 4
-            self.inner, self.dropout = L.Dense(4), L.Dropout(0.5)
-
-        def build(self, shape):
-            self.inner.build((shape[0], shape[1] + 4))
-
-        def call(self, x, states, training=False):
-            y = self.inner(keras.ops.concatenate([x, states[0]], -1))
-            y = self.dropout(y, training=training)
-            return y, [y]
-
-    with strategy.scope():
-        recurrent = L.LSTM(4, dropout=0.2, recurrent_dropout=0.2, return_sequences=True)
-        model = keras.Sequential([keras.Input((6, 6)), recurrent, L.RNN(Cell()), L.Dense(1)])
-        model.compile("rmsprop", "mse")
-        return fitted(model, IMAGES[..., 0], Y)
-
-
-@case("layers")
-def stateful_recurrent(strategy):
-    with strategy.scope():
-        inputs = keras.Input((6, 6), batch_size=15)
-        model = keras.Model(inputs, L.Dense(1)(L.GRU(4, stateful=True)(inputs)))
-        model.compile("sgd", "mse")
-        data = tf.data.Dataset.from_tensor_slices((IMAGES[..., 0], Y))
-        return state(model, model.fit(data.batch(30, drop_remainder=True), epochs=2, verbose=0))
 
 
 def train_with(optimizer):
@@ -224,29 +184,11 @@ def several_steps_per_execution(strategy):
 
 
 @case("ways")
-def class_weights(strategy):
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((8,)), L.Dense(3, activation="softmax")])
-        loss = "sparse_categorical_crossentropy"
-        model.compile("nadam", loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
-    return fitted(model, X, LABELS, class_weight={0: 1.0, 1: 2.0, 2: 0.5})
-
-
-@case("ways")
 def sample_weights_and_metrics_made_outside(strategy):
     outside = keras.metrics.MeanAbsoluteError(name="outside")
     with strategy.scope():
         model = dense(metrics=[keras.metrics.RootMeanSquaredError(name="inside"), outside])
     return fitted(model, sample_weight=np.linspace(0.1, 2.0, 149))
-
-
-@case("ways")
-def compiled_twice(strategy):
-    with strategy.scope():
-        model = dense()
-        first = fitted(model)
-        model.compile(SGD(0.01), "mae", metrics=["mse"])
-    return {**fitted(model), **{f"first {name}": value for name, value in first.items()}}
 
 
 @case("ways")
@@ -292,15 +234,6 @@ def eager(strategy):
 
 
 @case("ways")
-def batch_by_batch(strategy):
-    with strategy.scope():
-        model = dense(metrics=["mae"])
-    results = [model.train_on_batch(X[i : i + 21], Y[i : i + 21]) for i in range(0, 84, 21)]
-    results.append(model.test_on_batch(X[:9], Y[:9]))
-    return state(model, results=np.asarray(results), predicted=model.predict_on_batch(X[:9]))
-
-
-@case("ways")
 def unequal_batches(strategy):
     def batches():
         for size in (16, 5, 7, 1, 30):
@@ -313,21 +246,6 @@ def unequal_batches(strategy):
     with strategy.scope():
         model = dense()
     return state(model, model.fit(data, epochs=2, verbose=0))
-
-
-@case("ways")
-def mixed_precision_and_callbacks(strategy):
-    callbacks = [
-        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
-        keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True),
-    ]
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        with strategy.scope():
-            model = dense()
-        return fitted(model, epochs=3, callbacks=callbacks, validation_data=(X[:45], Y[:45]))
-    finally:
-        keras.config.set_dtype_policy("float32")
 
 
 @case("ways")

@@ -15,8 +15,6 @@ import numpy as np
 import tensorflow as tf
 from scenario import local_strategy
 
-import kerasps
-
 DIRECTORY = Path(sys.argv[1])
 EXAMPLES = {}
 
@@ -30,15 +28,6 @@ def features_and_labels():
     random = np.random.default_rng(0)
     x = random.integers(0, 3, size=(200, 3)).astype("float32")
     return x, (x[:, :1] == 1).astype("int64")
-
-
-@example
-def where_variables_go(strategy):
-    v1 = tf.Variable(initial_value=0.0)
-    with strategy.scope():
-        others = [tf.Variable(initial_value=float(value)) for value in range(4)]
-    assert "ps" not in v1.device
-    assert len({variable.device for variable in others}) == 2
 
 
 @example
@@ -161,38 +150,6 @@ def preprocessing_layers_in_the_dataset(strategy):
 
 
 @example
-def model_fit_with_a_dataset_creator(strategy):
-    with strategy.scope():
-        model = keras.models.Sequential([keras.layers.Dense(10)])
-        model.compile(keras.optimizers.SGD(), loss="mse", steps_per_execution=10)
-
-    def dataset_fn(input_context):
-        global_batch_size = 64
-        batch_size = input_context.get_per_replica_batch_size(global_batch_size)
-        x = tf.random.uniform((10, 10))
-        y = tf.random.uniform((10, 10))  # Keras 3 does not broadcast labels, under no strategy
-        dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(10).repeat()
-        dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
-        return dataset.batch(batch_size).prefetch(2)
-
-    working_dir = str(DIRECTORY / "my_working_dir")
-    callbacks = [
-        keras.callbacks.ModelCheckpoint(
-            filepath=working_dir + "/ckpt-{epoch}.weights.h5", save_weights_only=True
-        ),
-        keras.callbacks.BackupAndRestore(backup_dir=working_dir + "/backup"),
-    ]
-    model.fit(
-        kerasps.DatasetCreator(dataset_fn),
-        epochs=2,
-        steps_per_epoch=20,
-        callbacks=callbacks,
-        verbose=0,
-    )
-    assert int(model.optimizer.iterations.numpy()) == 40
-
-
-@example
 def a_module_with_variables_in_shards(strategy):
     class Dense(tf.Module):
         def __init__(self, name=None):
@@ -210,49 +167,6 @@ def a_module_with_variables_in_shards(strategy):
     assert [tuple(variable.shape) for variable in dense.variables] == [(50, 10), (50, 10)]
     assert len({variable.device for variable in dense.variables}) == 2
     assert dense(tf.ones([100, 10])).shape == (100, 10)
-
-
-@example
-def what_workers_return(strategy):
-    coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy=strategy)
-
-    @tf.function
-    def worker_fn(iterator):
-        return next(iterator)
-
-    def per_worker_dataset_fn():
-        return strategy.distribute_datasets_from_function(
-            lambda x: tf.data.Dataset.from_tensor_slices([3] * 3)
-        )
-
-    per_worker_iter = iter(coordinator.create_per_worker_dataset(per_worker_dataset_fn))
-    remote_value = coordinator.schedule(worker_fn, args=(per_worker_iter,))
-    assert remote_value.fetch() == 3
-
-
-@example
-def a_variable_that_workers_add_to(strategy):
-    coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy=strategy)
-
-    def dataset_fn():
-        return tf.data.Dataset.from_tensor_slices([1, 1, 1])
-
-    with strategy.scope():
-        v = tf.Variable(initial_value=0)
-
-    @tf.function
-    def worker_fn(iterator):
-        def replica_fn(x):
-            v.assign_add(x)
-            return v.read_value()
-
-        return strategy.run(replica_fn, args=(next(iterator),))
-
-    distributed_dataset = coordinator.create_per_worker_dataset(dataset_fn)
-    distributed_iterator = iter(distributed_dataset)
-    result = coordinator.schedule(worker_fn, args=(distributed_iterator,))
-    assert coordinator.fetch(result) == 1
-    assert coordinator.done()
 
 
 @example

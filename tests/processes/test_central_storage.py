@@ -32,7 +32,6 @@ FAILING = {
     "group",
     [
         "models",
-        pytest.param("layers", marks=pytest.mark.matrix),
         pytest.param("ways", marks=pytest.mark.matrix),
         pytest.param("loops", marks=pytest.mark.matrix),
     ],

@@ -216,14 +216,6 @@ def children_of(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_no_process_is_left_when_the_launcher_is_killed(launch):
-    launched = launch("ready(); time.sleep(3600)", options=SMALL)
-    launched.wait_until_ready()
-    assert len(marked_processes(launched.mark)) == 4
-    launched.process.send_signal(signal.SIGKILL)
-    assert launched.result()[0] == -signal.SIGKILL
-
-
 def test_each_task_that_dies_is_reported_once_and_the_first_again_at_the_end(launch, tmp_path):
     launched = launch(
         "ready()\nwhile not (here / 'go').exists(): time.sleep(0.01)\nsys.exit(5)",
@@ -266,16 +258,6 @@ def test_a_task_that_takes_the_script_down_with_it_is_still_reported(launch, nam
     assert code == 4
     assert f"kerasps launch: {name} died. " in err
     assert f"  task: {name} at" in err
-
-
-def test_a_cluster_that_does_not_start_is_an_error(launch):
-    launched = launch("time.sleep(3600)", options=(*SMALL, "--start-timeout=0.05"))
-    code, _, err = launched.result()
-    assert code == 1
-    assert err.startswith(
-        "kerasps launch: error: The process of worker 0 was not ready within start_timeout=0.05 s."
-    )
-    assert "Traceback" not in err
 
 
 def test_a_task_that_dies_before_it_is_ready_ends_the_run(launch):

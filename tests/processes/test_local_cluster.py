@@ -205,16 +205,6 @@ def test_a_worker_that_dies_is_started_again_as_often_as_it_may(capfd):
     remove_logs(cluster.log_dir)
 
 
-def test_the_logs_of_a_worker_that_died_are_kept_without_a_warning():
-    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
-        process = cluster.processes["worker", 0]
-        pid = process.pid
-        os.kill(pid, signal.SIGKILL)
-        replaced(process, pid)
-    assert process.log_file.exists()
-    remove_logs(cluster.log_dir)
-
-
 def test_a_task_that_was_killed_stays_dead_until_its_restart():
     with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
         first, second = (cluster.processes["worker", index] for index in range(2))
@@ -493,45 +483,6 @@ def test_a_fork_of_the_parent_cannot_end_the_cluster(tmp_path, nothing_left):
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "True True True\n", "")
-
-
-STEPS = """
-import warnings
-warnings.simplefilter("ignore")
-import tensorflow as tf
-import kerasps
-
-with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
-    strategy = tf.distribute.ParameterServerStrategy(cluster.cluster_resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    with strategy.scope():
-        counters = [tf.Variable(0), tf.Variable(0)]
-
-    @tf.function
-    def step():
-        for counter in counters:
-            counter.assign_add(1)
-
-    for _ in range(20):
-        coordinator.schedule(step)
-    coordinator.join()
-    print("before", *(counter.numpy() for counter in counters), flush=True)
-    cluster.kill("worker", 0)
-    for _ in range(20):
-        coordinator.schedule(step)
-    cluster.restart("worker", 0)
-    coordinator.join()
-    print("after", *(counter.numpy() for counter in counters), flush=True)
-    print("devices", len({counter.device for counter in counters}), flush=True)
-"""
-
-
-def test_tensorflow_trains_on_the_cluster_also_after_a_restart(tmp_path, nothing_left):
-    # In a process of its own: TensorFlow connects to one cluster in the life of a process.
-    env = marked_environment(nothing_left, tmp_path)
-    done = subprocess.run([sys.executable, "-c", STEPS], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["before 20 20", "after 40 40", "devices 2"]
 
 
 def test_two_clusters_at_once_do_not_collide():

@@ -1,13 +1,11 @@
 """Makes `kinds.json`, the schemas of the kinds that `deploy/kubernetes` uses, from published ones.
 
-    python tests/schemas/make_schemas.py CRDS KINDS [FILE]
+    python tests/schemas/make_schemas.py CRDS KINDS
 
 CRDS is a folder with the CustomResourceDefinitions of JobSet and Kubeflow Trainer; KINDS is the
 folder `v…-local-strict` of the package `kubernetes-validate`. The README beside this script says
-where both are from. FILE is another file than `kinds.json`: `tfjob.json` has the
-retired TFJob, of which a page on moving shows one. Descriptions are left out, what is there several
-times is there once, and a field that a schema does not name is an error, as `kubectl apply
---validate=strict` has it.
+where both are from. Descriptions are left out, what is there several times is there once, and a
+field that a schema does not name is an error, as `kubectl apply --validate=strict` has it.
 """
 
 from __future__ import annotations
@@ -157,14 +155,12 @@ def main() -> None:
     crds, folder = map(Path, sys.argv[1:3])
     kinds = dict(map(read_crd, sorted(crds.glob("*.yaml"))))
     for name in BUILT_IN:
-        if not (folder / f"{name}.json").exists():
-            continue
         schema = read_kind(folder, name)
         (about,) = schema["x-kubernetes-group-version-kind"]
         prefix = f"{about['group']}/" if about["group"] else ""
         kinds[f"{prefix}{about['version']}/{about['kind']}"] = cleaned(schema, at_top=True)
     kinds = {name: with_metadata(schema) for name, schema in kinds.items()}
-    path = Path(__file__).with_name((*sys.argv[3:], "kinds.json")[0])
+    path = Path(__file__).with_name("kinds.json")
     path.write_text(json.dumps(shared(kinds), sort_keys=True, separators=(",", ":")) + "\n")
 
 

@@ -75,21 +75,6 @@ def test_ids_that_are_none_are_named(embedding, method, value, advice):
     assert advice in text
 
 
-NOTHING = {
-    "None": (None, "There is no input.*Received: x=None"),
-    "a list": ([], r"There is no input.*Received: x=\[\]"),
-    "arrays": (np.zeros((0, 2)), r"The input is empty.*arrays of shape \(0, 2\)"),
-    "a dataset": (examples().batch(2).take(0), "The input is empty.*_TakeDataset"),
-}
-
-
-@pytest.mark.parametrize("name", NOTHING)
-@pytest.mark.parametrize("method", ["predict", "evaluate"])
-def test_nothing_is_named(dense, method, name):
-    given, message = NOTHING[name]
-    wrong(message, lambda: getattr(dense, method)(given, verbose=0))
-
-
 @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
 def test_none_for_an_input_that_a_model_needs_is_refused_as_in_plain_keras(strategy, method):
     needed = keras.Input((2,))

@@ -14,10 +14,7 @@ import yaml
 
 CHECKOUT = Path(__file__).parents[2]
 KUBERNETES = CHECKOUT / "deploy" / "kubernetes"
-SCHEMAS = [
-    json.loads((CHECKOUT / "tests" / "schemas" / name).read_text())
-    for name in ("kinds.json", "tfjob.json")
-]
+SCHEMAS = json.loads((CHECKOUT / "tests" / "schemas" / "kinds.json").read_text())
 FIELD = re.compile(r"metadata\.annotations\['(.+)'\]")
 
 
@@ -40,11 +37,8 @@ def kustomized(folder):
 
 def errors_of(document):
     """What a document has that the published schema of its kind does not allow."""
-    kind = f"{document['apiVersion']}/{document['kind']}"
-    (schemas,) = (schemas for schemas in SCHEMAS if kind in schemas["kinds"])
-    validator = jsonschema.Draft202012Validator(
-        schemas["kinds"][kind] | {"$defs": schemas["$defs"]}
-    )
+    schema = SCHEMAS["kinds"][f"{document['apiVersion']}/{document['kind']}"]
+    validator = jsonschema.Draft202012Validator(schema | {"$defs": SCHEMAS["$defs"]})
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
 
 

@@ -103,13 +103,6 @@ def quoted(text: str) -> list[str]:
     return [" ".join(name.split()) for name in BACKTICKS.findall(FENCED.sub("", text))]
 
 
-def anchors(page: Path) -> set[str]:
-    """The anchors of the headings of a page, as GitHub makes them."""
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in found}
-
-
 def missing_file(name: str) -> bool:
     """Return whether `name` looks like a file or folder of the repository and is not there."""
     # `train.py` is the user's script, and `tox -e docs` makes `site/`.

@@ -35,7 +35,6 @@ def state():
         "files": sorted(os.listdir()),
     }
 before, packages = state(), {name.partition(".")[0] for name in sys.modules}
-BEFORE
 import kerasps
 tasks = list(pathlib.Path("/proc/self/task").iterdir())
 after = state()
@@ -85,31 +84,7 @@ def in_fresh_process(code, folder):
 
 
 def test_importing_the_package_does_nothing_else(tmp_path):
-    assert in_fresh_process(PROBE.replace("BEFORE", ""), tmp_path) == NOTHING
-
-
-@pytest.mark.parametrize(
-    ("statement", "effect"),
-    [
-        ("import numpy", "packages"),
-        (
-            "threading.Thread(target=threading.Event().wait, daemon=True).start()",
-            "threads",
-        ),
-        ("child = subprocess.Popen(['sleep', '5'])", "children"),
-        ("listener = socket.socket()", "sockets"),
-        ("os.environ['KERASPS_TEST'] = '1'", "changed"),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "changed"),
-        ("logging.basicConfig()", "changed"),
-        ("warnings.simplefilter('ignore')", "changed"),
-        ("atexit.register(print)", "changed"),
-        ("open('left_behind', 'w').close()", "changed"),
-        ("sys.meta_path.append(sys.meta_path[0])", "changed"),
-    ],
-)
-def test_the_probe_sees_what_an_import_could_do(statement, effect, tmp_path):
-    found = in_fresh_process(PROBE.replace("BEFORE", statement), tmp_path)
-    assert found[effect] != NOTHING[effect]
+    assert in_fresh_process(PROBE, tmp_path) == NOTHING
 
 
 AFTER_KERAS = """

@@ -67,37 +67,22 @@ def test_plan_refuses_what_it_does_not_know(capsys, script):
     assert "There is no such script" in err
 
 
-def test_help_of_serve_and_env_says_what_they_do(capsys):
-    assert "TF_CONFIG='{" in run(capsys, "serve", "--help")[1]
-    assert "exit code is 1 if TF_CONFIG is set and wrong" in run(capsys, "env", "--help")[1]
+COUNT = "Not a count. Expected: a whole number of at least"
+TIME = "Not a time limit. Expected: a positive number of seconds"
 
 
-@pytest.mark.parametrize("option", ["--num-workers", "--num-ps"])
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
-def test_a_count_on_the_command_line_is_checked(capsys, script, option, value):
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        *(("--num-workers", value, f"{COUNT} 1") for value in ("0", "two", "1.5")),
+        *(("--num-ps", "-1", f"{COUNT} 1"), ("--max-restarts", "-1", f"{COUNT} 0")),
+        *(("--start-timeout", value, TIME) for value in ("0", "-1", "soon", "inf", "nan")),
+    ],
+)
+def test_a_number_on_the_command_line_is_checked(capsys, script, option, value, message):
     code, _, err = run(capsys, "launch", f"{option}={value}", script)
     assert code == 2
-    assert (
-        f"argument {option}: Not a count. Expected: a whole number of at least 1. Received: "
-        f"{value!r}." in err
-    )
-
-
-@pytest.mark.parametrize("value", ["-1", "three", "0.5"])
-def test_the_number_of_restarts_on_the_command_line_is_checked(capsys, script, value):
-    code, _, err = run(capsys, "launch", f"--max-restarts={value}", script)
-    assert code == 2
-    assert (
-        "argument --max-restarts: Not a count. Expected: a whole number of at least 0. Received: "
-        f"{value!r}." in err
-    )
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan"])
-def test_a_time_limit_on_the_command_line_is_checked(capsys, script, value):
-    code, _, err = run(capsys, "launch", f"--start-timeout={value}", script)
-    assert code == 2
-    assert f"Not a time limit. Expected: a positive number of seconds. Received: {value!r}." in err
+    assert f"argument {option}: {message}. Received: {value!r}." in err
 
 
 @pytest.mark.parametrize(
@@ -303,35 +288,21 @@ def test_env_reads_the_version_of_the_driver(monkeypatch, tmp_path, text, expect
     assert environment._driver() == expected
 
 
-@pytest.mark.parametrize("name", ["num_workers", "num_ps"])
 @pytest.mark.parametrize(
-    ("value", "error"),
-    [(0, ValueError), (-1, ValueError), (1.0, TypeError), ("2", TypeError), (True, TypeError)],
+    ("name", "values", "error", "message"),
+    [
+        ("num_workers", (0, -1), ValueError, "Expected: an int of at least 1"),
+        ("num_ps", (1.0, "2", True), TypeError, "Expected: an int of at least 1"),
+        ("start_timeout", (0, float("inf")), ValueError, "not a time limit"),
+        ("start_timeout", ("60", True), TypeError, "not a time limit"),
+        ("max_restarts", (-1,), ValueError, "not a count. Expected: .* least 0"),
+        ("max_restarts", (1.0, None, True), TypeError, "not a count. Expected: .* least 0"),
+    ],
 )
-def test_a_count_of_a_local_cluster_is_checked(name, value, error):
-    with pytest.raises(
-        error, match=rf"`{name}` is .*Expected: an int of at least 1. Received: {value!r}"
-    ):
-        LocalCluster(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [(0, ValueError), (float("inf"), ValueError), ("60", TypeError), (True, TypeError)],
-)
-def test_the_start_timeout_of_a_local_cluster_is_checked(value, error):
-    with pytest.raises(error, match=rf"`start_timeout` is not a time limit.*Received: {value!r}"):
-        LocalCluster(start_timeout=value)
-
-
-@pytest.mark.parametrize(
-    ("value", "error"), [(-1, ValueError), (1.0, TypeError), (None, TypeError), (True, TypeError)]
-)
-def test_the_number_of_restarts_of_a_local_cluster_is_checked(value, error):
-    with pytest.raises(
-        error, match=rf"`max_restarts` is not a count. Expected: .* least 0. Received: {value!r}"
-    ):
-        LocalCluster(max_restarts=value)
+def test_an_argument_of_a_local_cluster_is_checked(name, values, error, message):
+    for value in values:
+        with pytest.raises(error, match=rf"`{name}` is .*{message}.*Received: {value!r}"):
+            LocalCluster(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -408,15 +379,3 @@ def test_a_child_finds_this_kerasps_without_shadowing_the_standard_library():
     root = str(Path(kerasps.__file__).resolve().parent.parent)
     expected = "/mine" if "site-packages" in root else f"{root}:/mine"
     assert env == {"PYTHONPATH": expected}
-
-
-def test_a_process_that_was_not_started_has_no_pid(tmp_path):
-    from kerasps.cluster.description.tf_config import read_tf_config
-    from kerasps.cluster.processes.process import TaskProcess
-
-    description = read_tf_config(json.dumps({"cluster": JOBS, "task": {"type": "ps", "index": 0}}))
-    task = TaskProcess(description, log_file=tmp_path / "log", env={})
-    with pytest.raises(RuntimeError, match=r"ps 0 has no pid. Expected: a started process"):
-        _ = task.pid
-    assert repr(task) == "<TaskProcess ps 0 at 127.0.0.1:2224 pid=None (not started)>"
-    assert "pid: none\n  state: not started\n" in task.report()

@@ -84,19 +84,6 @@ def test_tf_config_is_read_from_the_environment(monkeypatch):
     )
 
 
-def test_a_description_gives_back_the_tf_config_that_it_was_read_from():
-    assert read_tf_config(tf_config()).as_tf_config() == json.loads(tf_config())
-
-
-def test_the_tasks_that_run_servers_are_workers_and_ps():
-    addresses = read_tf_config(tf_config()).server_addresses
-    assert addresses == {
-        ("worker", 0): "host1:2222",
-        ("worker", 1): "host2:2222",
-        ("ps", 0): "host3:2222",
-    }
-
-
 def test_an_evaluator_has_no_address():
     assert read_tf_config(tf_config(task={"type": "evaluator", "index": 0})).address is None
 
@@ -112,15 +99,10 @@ def test_the_example_in_the_documentation_runs():
     ("text", "message"),
     [
         ("{'cluster'", "TF_CONFIG is not JSON: .*Received: \"{'cluster'\". Correct the text"),
-        ("[1]", r"TF_CONFIG is not a JSON object\..*Received: \[1\]"),
         (json.dumps({"task": CHIEF}), "TF_CONFIG has no cluster"),
         (
             json.dumps({"cluster": JOBS}),
             "TF_CONFIG does not say which task this is.*Received: None",
-        ),
-        (
-            json.dumps({"cluster": ["host:1"], "task": CHIEF}),
-            "The cluster in TF_CONFIG is not an object",
         ),
         (
             tf_config(without("ps")),
@@ -130,7 +112,6 @@ def test_the_example_in_the_documentation_runs():
             tf_config(without("worker")),
             "The cluster in TF_CONFIG has no worker. Expected: at least one worker task",
         ),
-        (tf_config(ps=[]), "The cluster in TF_CONFIG has no ps"),
         (
             tf_config(without("chief")),
             "The cluster in TF_CONFIG has no chief. Expected: exactly one chief",
@@ -158,18 +139,6 @@ def test_the_example_in_the_documentation_runs():
             "task index in TF_CONFIG is not an index.*Received: -1",
         ),
         (
-            tf_config(task={"type": "worker", "index": True}),
-            "task index in TF_CONFIG is not an index.*Received: True",
-        ),
-        (
-            tf_config(task={"type": "worker", "index": "9" * 5000}),
-            "task index in TF_CONFIG is not an index.*Received: '999",
-        ),
-        (
-            tf_config(task={"type": "worker", "index": "x"}),
-            "task index in TF_CONFIG is not an index.*Received: 'x'",
-        ),
-        (
             tf_config(task={"type": "worker"}),
             '"index" from 0 to 1 in "task", since 2 worker tasks are listed.*Received: {\'type\'',
         ),
@@ -178,7 +147,6 @@ def test_the_example_in_the_documentation_runs():
             r"task type .* is not a name\. Expected: one of chief, worker, ps, or evaluator, "
             r"as text\. Received: \['chief'\]",
         ),
-        (tf_config(task="chief"), "TF_CONFIG does not say which task this is.*Received: chief"),
         (tf_config()[:-1] + ', "task": {}}', 'TF_CONFIG has an entry twice.*Received: "task"'),
         (
             tf_config()[:-1] + ', "rpc_layer": "http"}',
@@ -315,31 +283,6 @@ def resolver(jobs=JOBS, task_type="chief", task_id=0):
 
 def test_a_cluster_resolver_is_described():
     assert check_cluster_resolver(resolver()) == read_tf_config(tf_config())
-
-
-def test_a_resolver_that_names_no_task_is_the_coordinators():
-    description = check_cluster_resolver(resolver(task_type="", task_id=None))
-    assert (description.task_type, description.task_index) == ("chief", 0)
-
-
-@pytest.mark.parametrize(
-    ("jobs", "task_type", "message"),
-    [
-        (
-            {},
-            "chief",
-            "cluster resolver SimpleClusterResolver gives no cluster.*Correct the cluster resolver",
-        ),
-        (
-            JOBS,
-            "evaluator",
-            "Received: task type 'evaluator', index 0. An evaluator creates no strategy",
-        ),
-    ],
-)
-def test_a_resolver_that_cannot_be_used_is_refused(jobs, task_type, message):
-    with pytest.raises(ClusterConfigError, match=message):
-        check_cluster_resolver(resolver(jobs, task_type))
 
 
 def test_an_explicit_timeout_beats_the_environment_beats_the_default(monkeypatch):

@@ -101,30 +101,6 @@ def built(optimizer, *variables):
 # How variables reach a step
 
 
-def test_a_variable_that_is_used_whole_is_pulled_whole():
-    weights = matrix()
-    step = Traced(lambda batch: [tf.reduce_sum(batch * weights.value)], 3.0)
-    assert list(step.inventory.pulled) == [weights]
-    assert step.num_traces == 2
-    assert step.run().logs[0] == 3.0 * 28.0
-
-
-def test_what_is_expected_and_not_touched_is_not_pulled():
-    weights, other = matrix(), matrix()
-    step = Traced(lambda batch: [weights.value[0, 1]], 0, expected=[weights, other])
-    assert list(step.inventory.pulled) == [weights]
-
-
-@pytest.mark.parametrize("expected", [True, False])
-def test_a_variable_that_is_read_by_rows_only_is_a_table(expected):
-    weights = matrix()
-    ids = [3, 1, 3]
-    step = Traced(lambda batch: [weights.take(batch)], ids, expected=[weights] if expected else [])
-    assert list(step.inventory.tables.items()) == [(weights, 1)]
-    assert len(step.inventory.pulled) == 0
-    np.testing.assert_array_equal(step.run(ids).logs[0], [[6, 7], [2, 3], [6, 7]])
-
-
 def test_the_weight_of_an_embedding_is_a_table_from_the_first_trace_on():
     weights, whole, both, unused = (matrix(name="embeddings") for _ in range(4))
     presumed = [weights, whole, both, unused]
@@ -142,93 +118,7 @@ def test_the_weight_of_an_embedding_is_a_table_from_the_first_trace_on():
     assert {id(v) for v in step.inventory.pulled} == {id(whole), id(both)}
 
 
-@pytest.mark.parametrize("place", ["beside", "loop"])
-def test_a_table_that_is_used_in_another_way_too_is_read_whole(place):
-    weights = matrix()
-
-    def body(batch):
-        rows = weights.take(batch)
-        if place == "beside":
-            return [rows, tf.reduce_sum(weights.value)]
-        total = tf.while_loop(
-            lambda i, _: i < 3, lambda i, t: (i + 1, t + weights.take(i)), (0, tf.zeros(2))
-        )[1]
-        return [rows, total]
-
-    step = Traced(body, [3, 1])
-    assert list(step.inventory.pulled) == [weights]
-    assert len(step.inventory.tables) == 0
-    rows, total = step.run().logs
-    np.testing.assert_array_equal(rows, [[6, 7], [2, 3]])
-    np.testing.assert_array_equal(total, 28.0 if place == "beside" else [6, 9])
-
-
-def test_each_look_up_of_a_table_is_counted():
-    weights = matrix()
-    step = Traced(lambda batch: [weights.take(batch), weights.take(batch + 1)], [0, 1])
-    assert step.inventory.tables[weights] == 2
-
-
 # What a step assigns
-
-
-def changed(step, outputs, values=None):
-    """The values of the variables that a step changes, after its changes."""
-    values = [c.variable._value for c in step.phase.changes] if values is None else values
-    return [
-        sent.filled_from(change.numbers).of(tf.constant(value, change.variable.storage.dtype))
-        for change, sent, value in zip(step.phase.changes, outputs.changes, values, strict=True)
-    ]
-
-
-def test_a_counter_is_pushed_as_an_addition_and_a_flag_as_a_value():
-    counter = local_variable(np.int64(40), trainable=False)
-    flag = local_variable(np.array(True), trainable=False, dtype="bool")
-
-    def body(batch):
-        counter.assign_add(batch)
-        counter.assign(counter.value * 2)
-        flag.assign(False)
-        return [counter.value]
-
-    step = Traced(body, tf.constant(2, tf.int64))
-    assert [change.variable for change in step.phase.changes] == [counter, flag]
-    outputs = step.run()
-    assert outputs.logs[0] == 84
-    assert changed(step, outputs) == [84, False]
-    # Another worker has pushed meanwhile: what the step added is doubled, and so is the rest.
-    assert changed(step, outputs, [50, False]) == [104, False]
-
-
-@pytest.mark.parametrize("taken", [True, False])
-def test_what_is_assigned_inside_a_condition_leaves_the_step(taken):
-    counter = local_variable(np.int64(40), trainable=False)
-
-    def add():
-        counter.assign_add(5)
-
-    step = Traced(lambda batch: tf.cond(batch, add, lambda: None), taken)
-    assert step.inventory.scratch
-    assert changed(step, step.run(), [100]) == [105 if taken else 100]
-
-
-def test_seeds_are_counted_and_other_assignments_are_not():
-    seeds = local_variable(
-        np.array([1, 0], np.uint32), trainable=False, name="seed_generator_state", dtype="uint32"
-    )
-    counter = local_variable(np.int64(0), trainable=False)
-
-    def body(batch):
-        for _ in range(3):
-            counter.assign_add(1)
-        for _ in range(2):
-            seeds.assign(seeds.value + np.array([0, 1]))
-        return [tf.cast(seeds.value, tf.int64)]
-
-    step = Traced(body, 0)
-    assert list(step.inventory.seeds) == [seeds]
-    assert list(step.phase.values.draws.items()) == [(seeds, 2)]
-    np.testing.assert_array_equal(step.run().logs[0], [1, 2])
 
 
 def test_a_generator_that_draws_in_a_loop_is_given_many_seeds():
@@ -242,12 +132,6 @@ def test_a_generator_that_draws_in_a_loop_is_given_many_seeds():
 
     step = Traced(lambda batch: tf.while_loop(lambda n: n < batch, draw, [0]), 3)
     assert step.phase.values.draws[seeds] == SEEDS_PER_STEP_OF_A_LOOP
-
-
-def test_a_value_of_another_shape_is_refused():
-    weights = matrix()
-    with pytest.raises(ValueError, match=r"Expected: \(4, 2\)[^$]*Received: \(3,\)"):
-        Traced(lambda batch: weights.assign(tf.zeros(3)), 0)
 
 
 # What its optimizers record
@@ -275,44 +159,6 @@ def traced_update(optimizer, weights, batch, body=None):
     return traced
 
 
-@pytest.mark.parametrize("clipnorm", [None, 1.0])
-def test_an_update_is_recorded_with_clipped_gradients_and_moved_iterations(clipnorm):
-    weights = matrix()
-    optimizer = built(keras.optimizers.SGD(0.25, clipnorm=clipnorm), weights)
-    traced = traced_update(optimizer, weights, 3.0)
-    (update,) = traced.phase.updates
-    assert update.variables == [weights]
-    outputs = traced.run()
-    (tensors,) = outputs.updates
-    norm = 3.0 * np.sqrt(8)
-    expected = 3.0 if clipnorm is None else 3.0 / norm
-    np.testing.assert_allclose(tensors.gradients[0], np.full((4, 2), expected), rtol=1e-6)
-    assert tensors.scalars.learning_rate == 0.25
-    assert tensors.applied is None
-    # The ps are to see the iterations before this update, and to count it.
-    shared = dict(zip([v.name for v in update.shared], tensors.scalars.shared, strict=True))
-    assert shared["iteration"] == 0
-    assert len(traced.inventory.ahead) == 0
-
-
-def test_a_step_that_reads_a_variable_after_its_update_sees_the_new_value():
-    weights = matrix()
-    optimizer = built(keras.optimizers.SGD(0.25), weights)
-
-    def body(update, value):
-        update()
-        return [weights.value]
-
-    traced = traced_update(optimizer, weights, 2.0, body)
-    assert list(traced.inventory.ahead) == [weights]
-    outputs = traced.run()
-    before = np.arange(8, dtype=np.float32).reshape(4, 2)
-    np.testing.assert_allclose(outputs.logs[0], before - 0.25 * 2.0)
-    # The ps is sent the gradient; the worker's own update is not pushed as well.
-    assert len(outputs.changes) == 0
-    np.testing.assert_allclose(outputs.updates[0].gradients[0], np.full((4, 2), 2.0))
-
-
 def test_what_a_step_adds_before_an_update_is_pushed_beside_the_update():
     weights = matrix()
     optimizer = built(keras.optimizers.SGD(0.25), weights)
@@ -331,37 +177,6 @@ def test_what_a_step_adds_before_an_update_is_pushed_beside_the_update():
     assert [change.after for change in traced.phase.changes] == [0, 1]
     for sent, addend in zip(outputs.changes, (1.0, 10.0), strict=True):
         np.testing.assert_allclose(sent.addend, np.full((4, 2), addend))
-
-
-@pytest.mark.parametrize("value", [2.0, -2.0])
-def test_an_update_inside_a_condition_says_whether_it_is_wanted(value):
-    weights = matrix()
-    optimizer = built(keras.optimizers.SGD(0.25), weights)
-
-    def body(update, value):
-        tf.cond(value > 0, lambda: update(), lambda: None)
-
-    traced = traced_update(optimizer, weights, value, body)
-    (tensors,) = traced.run().updates
-    assert bool(tensors.applied) == (value > 0)
-    if value > 0:
-        np.testing.assert_allclose(tensors.gradients[0], np.full((4, 2), 2.0))
-        assert tensors.scalars.learning_rate == 0.25
-
-
-def test_an_update_inside_a_loop_is_refused():
-    weights = matrix()
-    optimizer = built(keras.optimizers.SGD(0.25), weights)
-
-    def body(update, value):
-        def turn(i):
-            update()
-            return [i + 1]
-
-        tf.while_loop(lambda i: i < 2, turn, [0])
-
-    with pytest.raises(UnsupportedError, match=r"inside a `tf.while_loop`[^$]*outside loops"):
-        traced_update(optimizer, weights, 1.0, body)
 
 
 def test_an_optimizer_that_updates_elsewhere_is_refused():

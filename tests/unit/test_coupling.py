@@ -11,7 +11,7 @@ from kerasps.errors import UnsupportedError
 from kerasps.step.records.packing import specs_of
 from kerasps.step.updates.coupling import coupling_of, refusal
 from support.local_variables import make_optimizer_local, patch_optimizers, update_of
-from support.optimizers import NOT_ELEMENTWISE, OPTIMIZERS, RowRatios
+from support.optimizers import NOT_ELEMENTWISE, OPTIMIZERS
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +59,6 @@ class Changed(keras.optimizers.SGD):
         super().update_step(self.change(self, gradient, variable), variable, learning_rate)
 
 
-class Slow(keras.optimizers.SGD):
-    """Assigns in a condition."""
-
-    def update_step(self, gradient, variable, learning_rate):
-        first = tf.convert_to_tensor(self.iterations) == 0
-        tf.cond(first, lambda: self.assign(variable, 0.5 * variable), lambda: None)
-
-
 norm = keras.ops.norm
 CONSTANT = tf.constant(0.5)
 ALONE = {
@@ -97,30 +89,6 @@ def test_so_is_one_that_couples_rows(what):
     change, how = COUPLED[what]
     with pytest.raises(AssertionError, match=how):
         assert coupling(Changed(change)) is None
-
-
-OTHERS = {
-    "slots of other shapes": (lambda: RowRatios(0.05), {}, "/columns', a slot of another shape"),
-    "a condition": (lambda: Slow(0.1), {}, "it assigns 'layer/kernel' in a condition or a loop"),
-    "accumulation": (
-        lambda: keras.optimizers.Adam(gradient_accumulation_steps=2, clipnorm=1.0), {}, "Sum"
-    ),
-    "constraint": (
-        lambda: keras.optimizers.SGD(), {"constraint": keras.constraints.MaxNorm(1, axis=0)}, "Sum"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", OTHERS)
-def test_slots_conditions_accumulation_and_constraints_are_looked_into(what):
-    optimizer, of_variable, how = OTHERS[what]
-    with pytest.raises(AssertionError, match=how):
-        assert coupling(optimizer(), **of_variable) is None
-
-
-def test_another_variables_slot_is_refused_by_name():
-    with pytest.raises(UnsupportedError, match="uses another variable to update 'layer/kernel'"):
-        coupling(Changed(lambda self, g, v: g + self.momentums[1]))
 
 
 REFUSALS = {

@@ -28,14 +28,6 @@ def test_dataset_creator_rejects_what_it_cannot_call():
         kerasps.DatasetCreator(dataset_fn, input_options=3)
 
 
-def test_the_context_says_which_part_is_the_workers():
-    context = tf.distribute.InputContext(
-        num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=1
-    )
-    batches = kerasps.DatasetCreator(dataset_fn)(context)
-    assert [batch.tolist() for batch in batches.as_numpy_iterator()] == [[1, 3], [5, 7], [9]]
-
-
 def test_dataset_fn_is_called_when_a_worker_asks_and_not_before():
     calls = []
 
@@ -49,23 +41,10 @@ def test_dataset_fn_is_called_when_a_worker_asks_and_not_before():
     assert calls == [3]
 
 
-@pytest.mark.parametrize("value", [None, 42, [1, 2]])
-def test_a_dataset_fn_that_returns_no_dataset_is_named(value):
-    creator = kerasps.DatasetCreator(lambda context: value)
-    with pytest.raises(
-        TypeError, match=rf"must return a batched `tf.data.Dataset`.*of type {type(value).__name__}"
-    ):
-        creator(tf.distribute.InputContext())
-
-
 def test_input_options_are_kept():
     options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
     assert kerasps.DatasetCreator(dataset_fn, options).input_options is options
     assert kerasps.DatasetCreator(dataset_fn).input_options is None
-
-
-def test_repr_names_the_function():
-    assert repr(kerasps.DatasetCreator(dataset_fn)) == "<DatasetCreator dataset_fn>"
 
 
 ARITIES = {

@@ -14,7 +14,6 @@ import keras
 import pytest
 
 import kerasps
-from kerasps.step.tracing.traffic import TrafficMeter
 from support.documentation import CHECKOUT, RECORDS, commands_in, examples, public_classes
 
 CLASSES = public_classes()
@@ -119,26 +118,6 @@ def test_a_class_has_an_example(name):
     assert (name in examples()) == (name not in RECORDS)
 
 
-def test_a_docstring_is_read_as_it_is_written():
-    found = sections("""Do it.
-
-    Args:
-        one: the first,
-            over two lines.
-        two: the second.
-
-    Raises:
-        ValueError: it is wrong.
-
-    Afterwards:
-        no: this is none.
-    """)
-    assert found == {
-        "Args": {"one": "the first,", "two": "the second."},
-        "Raises": {"ValueError": "it is wrong."},
-    }
-
-
 def types_in(hint):
     """The classes that a type hint names."""
     if typing.get_origin(hint) is not None:
@@ -175,11 +154,6 @@ def test_what_the_public_gets_and_gives_is_public(cls, member):
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_what_a_constructor_takes_is_public(name):
     assert private_types(hints_of(DOCUMENTED[name].__init__)) == set()
-
-
-def test_a_type_that_is_not_public_is_found():
-    hints = {"return": dict[str, list[TrafficMeter | None]]}
-    assert private_types(hints) == {TrafficMeter}
 
 
 # The README

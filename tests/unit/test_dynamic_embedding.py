@@ -54,10 +54,6 @@ def test_parts_are_even(num_parts, stride):
     assert np.abs(counts - 30_000 / num_parts).max() <= 5 * np.sqrt(30_000 / num_parts)
 
 
-def test_salts_differ():
-    assert len({int(salt_of(seed)) for seed in range(-1000, 1000)}) == 2000
-
-
 def test_ids_of_strings_are_their_fingerprints():
     texts = ["", "a", "user:17", "ü"]
     expected = [np.frombuffer(bytes(row), np.int64)[0] for row in tf.fingerprint(texts).numpy()]
@@ -146,16 +142,6 @@ def test_first_rows_have_the_moments_of_their_distribution(initializer, mean, de
 
 
 @pytest.mark.parametrize(
-    ("initializer", "value"),
-    [(RANDOM.Zeros(), 0), (RANDOM.Ones(), 1), (RANDOM.Constant(0.25), 0.25)],
-)
-def test_constant_first_rows(initializer, value):
-    rows = first_rows(initializer, 3, "bfloat16")(id_tensor([5, -1]), salt_of(0))
-    assert rows.dtype == tf.bfloat16
-    np.testing.assert_array_equal(tf.cast(rows, tf.float32), np.full((2, 3), value))
-
-
-@pytest.mark.parametrize(
     "initializer",
     [RANDOM.Orthogonal(), RANDOM.Identity(), RANDOM.Constant(np.ones(3)), lambda shape: shape],
 )
@@ -228,18 +214,6 @@ def test_it_equals_an_embedding_with_the_same_first_values(optimizer):
     np.testing.assert_array_equal(rows, expected)
 
 
-@pytest.mark.matrix
-def test_it_trains_alike_however_steps_run():
-    ids, labels, different = data()
-    rows = []
-    for options in ({}, {"run_eagerly": True}, {"steps_per_execution": 2}):
-        model = model_of(small(), **options)
-        train(model, ids, labels)
-        rows.append(model.layers[0].rows(different))
-    np.testing.assert_allclose(rows[1], rows[0], rtol=1e-6)
-    np.testing.assert_allclose(rows[2], rows[0], rtol=1e-6)
-
-
 def test_only_training_makes_rows():
     ids, labels, different = data()
     layer = small()
@@ -279,10 +253,6 @@ def test_a_gradient_reaches_the_row_of_its_id_alone():
     layer.load_own_variables({"ids": np.zeros(0, np.int64), "rows": np.zeros((0, 3))})
     gradient(False)
     assert layer.num_rows == 0
-
-
-def test_it_is_not_compiled_by_xla():
-    assert not model_of(small()).jit_compile
 
 
 def test_ids_may_be_extreme():
@@ -414,37 +384,6 @@ def test_bags_train_in_a_functional_model(kind):
     model.fit(batches, shuffle=False, verbose=0)
     assert layer.num_rows == 4
     assert model.predict(batches, verbose=0).shape == (2, 1)
-
-
-class Subclassed(keras.Model):
-    """Has one layer for two features, and tells it of training as Keras does: not at all."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.table = layer
-
-    def call(self, inputs):
-        return keras.ops.sum(self.table(inputs["user"]) * self.table(inputs["item"]), -1)
-
-
-class Told(Subclassed):
-    def call(self, inputs, training=None):
-        return super().call(inputs)
-
-
-@pytest.mark.matrix
-def test_subclassed_models_train_alike():
-    x = {"user": np.array([1, 2, 3]), "item": np.array([3, 4, 4])}
-    rows = []
-    for kind in (Subclassed, Told):
-        layer = small()
-        model = kind(layer)
-        model.compile("adagrad", "mse")
-        model.fit(x, np.ones(3), shuffle=False, verbose=0)
-        assert sorted(next(layer.items())[0]) == [1, 2, 3, 4]
-        rows.append(layer.rows([1, 2, 3, 4]))
-    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5)
-    assert not np.any(rows[0] == layer_built(small()).rows([1, 2, 3, 4]))
 
 
 def test_masks_reach_the_next_layer():

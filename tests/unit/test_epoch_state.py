@@ -143,21 +143,6 @@ def test_what_was_applied_in_part_is_done_again_in_one_go():
     assert (part.num_steps, part.applied) == (5, (2, 3))
 
 
-def test_a_lost_worker_that_comes_back_goes_on_behind_what_was_counted():
-    state = reading_state(20, 20)
-    ask(state, 4, 4)
-    state.handle(ExecutionsDone(1, 1, at=0.0))
-    state.handle(ResultCollected(1, 4, "sum", at=0.1))
-    state.handle(lost(1))
-    assert state.workers.lost_workers == {1}
-    assert state.handle(SessionBegan(1, False)) == [Open(1, 1, 4)]
-    state.handle(SplitOpened(1, 16))
-    assert state.workers.lost_workers == {1}  # it has done nothing yet
-    ask(state, 4)
-    state.handle(ExecutionsDone(1, 1, at=0.2))
-    assert state.workers.lost_workers == set()
-
-
 def test_what_a_lost_worker_held_is_sent_first_and_in_order():
     state = reading_state(None, interval=10.0)
     executions = [Execution(1, number) for number in range(5)]
@@ -172,61 +157,6 @@ def test_what_a_lost_worker_held_is_sent_first_and_in_order():
     commands += state.handle(ExecutionsDone(0, 1, at=0.3))
     sent = [c.execution.header for c in commands if isinstance(c, Send)]
     assert sent == [1, 2, 3, 4]
-
-
-def test_a_worker_that_was_lost_before_leaves_its_split_to_others():
-    state = new_state(2, lost=[1])
-    state.handle(SessionBegan(0, False))
-    state.handle(SplitOpened(0, 0))
-    assert state.splits.assign_to(0) is None  # the one that was released is taken
-    assert state.handle(SplitOpened(0, 0))[-1] == Report()
-    assert state.workers.is_exhausted
-
-
-def test_nothing_is_exhausted_while_a_worker_is_awaited():
-    state = new_state(2)
-    state.handle(SessionBegan(0, False))
-    assert state.handle(SplitOpened(0, 0)) == [Report()]
-    assert not state.workers.is_exhausted
-    state.handle(SessionBegan(1, False))
-    state.handle(SplitOpened(1, 0))
-    assert state.workers.is_exhausted
-    assert state.splits.all_given_out
-
-
-def test_a_split_that_was_to_be_taken_over_when_the_flight_ended_is_taken_over_in_the_next():
-    state = reading_state(0, 20)
-    assert state.handle(lost(1))[-1] == Open(0, 1, 0)
-    state.handle(SessionEnded(0))
-    assert state.handle(SessionBegan(0, True)) == [Open(0, 1, 0)]
-
-
-def test_a_worker_that_was_lost_without_a_session_leaves_its_split_to_others():
-    state = new_state(2)
-    state.handle(SessionBegan(0, False))
-    state.handle(SplitOpened(0, 0))
-    assert state.handle(died(0)) == []  # its session will tell
-    assert state.handle(died(1)) == [Report(), Open(0, 1, 0)]
-    assert state.handle(died(1)) == []
-    state.handle(SplitOpened(0, 0))
-    assert state.workers.is_exhausted
-    assert state.workers.lost_workers == {1}
-
-
-def test_an_epoch_forgets_what_the_one_before_left():
-    state = new_state(1)
-    ask(state, 5)
-    state.handle(EpochBegan())
-    assert state.num_in_flight == 0
-
-
-def test_a_result_that_returns_says_which_batches_it_is_of():
-    state = reading_state(None, interval=0.0)
-    assert ask(state, 4, 4) == [(0, 4)]
-    report, sent = state.handle(ResultReturned(0, 4, "one"))
-    assert (report, type(sent)) == (Report(0, "one", 0, 0, 4), Send)
-    report, *_ = state.handle(ResultReturned(0, 3, "two"))
-    assert report == Report(1, "two", 0, 4, 3)
 
 
 def test_a_worker_that_takes_two_batches_at_a_time_pushes_once_for_both():
@@ -273,23 +203,6 @@ def test_what_was_applied_in_part_is_done_before_anything_else_on_its_batches():
     assert [(c.worker, c.execution.num_steps) for c in sent] == [(1, 4), (1, 1)]
     (again,) = (c for c in state.handle(ExecutionsDone(1, 1, at=0.1)) if isinstance(c, Send))
     assert (again.worker, again.execution.num_steps, again.execution.applied) == (0, 4, (1, 1))
-
-
-def test_a_worker_that_leaves_finishes_what_it_has_and_hands_its_split_on():
-    state = reading_state(10, 10)
-    assert ask(state, 2, 2, 2, 2) == [(0, 2), (1, 2), (0, 2), (1, 2)]
-    assert state.handle(WorkerLeaves(0)) == []
-    assert ask(state, 2, 2) == [(1, 2)]  # the other waits for room
-    assert not state.workers.is_drained(0)
-    assert kinds(state.handle(ExecutionsDone(0, 2, at=0.1))) == [Report, Collect]
-    assert Report(0, "sum", pushes=4) in state.handle(ResultCollected(0, 4, "sum", at=0.2))
-    assert state.workers.is_drained(0)
-    assert state.splits[0].confirmed == 4
-    # Another at its place goes on there.
-    state.handle(SessionEnded(0))
-    state.handle(died(0))
-    assert Open(0, 0, 4) in state.handle(SessionBegan(0, False))
-    assert not state.workers.is_drained(0)
 
 
 def test_a_worker_that_joins_takes_over_half_of_what_another_has_left():

@@ -19,7 +19,6 @@ import tensorflow as tf
 import kerasps
 from kerasps.evaluator import sidecar as evaluator
 from kerasps.evaluator import training_end
-from kerasps.evaluator import watched as watched_checkpoints
 from support.matrix import with_matrix
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -219,10 +218,6 @@ def test_other_files_are_left_alone(training, directory, waiting):
     assert names(sidecar(directory).start()) == ["model.keras"]
 
 
-def test_a_checkpoint_that_is_removed_while_the_directory_is_read_is_no_checkpoint(directory):
-    assert watched_checkpoints._look_at(directory / "epoch-1.keras") is None
-
-
 @pytest.mark.parametrize(
     ("kind", "say_after"),
     [("model.weights.h5", -1.0), ("model.weights.h5", 60.0), ("model.keras", -1.0), ("both", -1.0)],
@@ -243,15 +238,6 @@ def test_a_half_written_checkpoint_is_read_when_it_is_complete(
     (evaluation,) = sidecar(directory).start()
     assert evaluation.metrics == approximately(training.metrics())
     assert capsys.readouterr().out.count("cannot be read yet, trying again: ") == (say_after < 0)
-
-
-def test_a_checkpoint_that_is_renamed_into_its_place_is_read(training, directory, waiting):
-    training.save(directory / "model.keras").rename(directory / "written.tmp")
-    waiting += [
-        lambda: (directory / "written.tmp").rename(directory / "model.keras"),
-        lambda: end_training(directory),
-    ]
-    assert names(sidecar(directory).start()) == ["model.keras"]
 
 
 def test_a_checkpoint_that_is_written_again_while_it_is_read_is_read_again(
@@ -592,11 +578,6 @@ def test_an_argument_of_another_type_is_refused_by_name(directory, changes, mess
         sidecar(changes.pop("checkpoint_dir", directory), **changes)
 
 
-def test_a_time_to_wait_is_a_number(directory):
-    with pytest.raises(TypeError, match=r"`timeout` is not a time\. .*Received: timeout='1'"):
-        sidecar(directory).start(timeout="1")
-
-
 @pytest.mark.parametrize(
     ("path", "arguments", "error", "message"),
     [
@@ -611,9 +592,3 @@ def test_a_time_to_wait_is_a_number(directory):
 def test_an_export_says_what_is_wrong_with_it(path, arguments, error, message):
     with pytest.raises(error, match=rf"{message}.*Received: \w+="):
         kerasps.SidecarEvaluatorModelExport(path, **arguments)
-
-
-def test_an_evaluator_shows_where_it_looks(directory):
-    assert repr(sidecar(directory, max_evaluations=3)) == (
-        f"<SidecarEvaluator checkpoint_dir={str(directory)!r} max_evaluations=3>"
-    )

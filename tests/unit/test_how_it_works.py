@@ -9,7 +9,7 @@ import pytest
 
 from kerasps.step.phases.update_rules import UpdateRule
 from kerasps.strategy_arguments import ARGUMENTS_OF_MODE
-from support.names import FENCED, anchors, missing_file, missing_name, quoted, variables_in_source
+from support.names import missing_file, missing_name, quoted, variables_in_source
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
@@ -38,10 +38,6 @@ FOREIGN = {
 }
 DOORS = [*(ROOT / "kerasps").glob("*/__init__.py"), *(ROOT / "kerasps/tools").glob("*/__init__.py")]
 WINGS = sorted(str(path.parent.relative_to(ROOT / "kerasps")) for path in DOORS)
-
-
-def test_files_are_named():
-    assert len(FILES) > 40
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -83,56 +79,6 @@ def test_files_public_names_and_variables_in_backticks_are_there(page):
     assert [name for name in ours if missing_name(name, {"strategy.run"})] == []
 
 
-@pytest.mark.parametrize("page", EVERY_PAGE, ids=page_id)
-def test_links_lead_to_files_and_headings_that_are_there(page):
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith(("https:", "http:", "mailto:")):
-            continue
-        file, _, anchor = target.partition("#")
-        linked = page.parent / file if file else page
-        assert linked.exists(), target
-        assert not anchor or anchor in anchors(linked), target
-
-
-@pytest.mark.parametrize(
-    ("name", "is_missing"),
-    [
-        ("EpochState.handle", False),
-        ("EpochState.tend", True),
-        ("tending.tend", False),  # No module of ours is called so.
-        ("epoch_state.EpochState(...)", False),
-        ("epoch_state.Epoch", True),
-        ("executions_at_once", False),
-        ("_executions_at_once", True),
-        ("FusedVariables", False),
-        ("GatheredVariables", True),
-        ("strategy.staleness()", False),
-        ("strategy.ages()", True),
-        ("kerasps.LocalCluster", False),
-        ("kerasps.Cluster", True),
-        ("fit", False),
-    ],
-)
-def test_a_name_that_is_gone_is_noticed(name, is_missing):
-    assert missing_name(name, frozenset()) == is_missing
-
-
-@pytest.mark.parametrize(
-    ("name", "is_missing"),
-    [
-        ("step/tracing/plan.py", False),
-        ("step/plan.py", True),
-        ("step/", False),
-        ("plan.py", False),
-        ("gathered.py", True),
-        ("a/b", False),  # No file of code or text.
-    ],
-)
-def test_a_file_that_is_gone_is_noticed(name, is_missing):
-    assert missing_file(name) == is_missing
-
-
 def test_decisions_are_numbered_and_listed():
     index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
     listed = re.findall(r"^- \[(\d{4})\]\((.+\.md)\)", index, re.MULTILINE)
@@ -154,20 +100,6 @@ def test_a_decision_has_its_parts(page):
 
 def test_the_introduction_is_short():
     assert len(TEXT.splitlines()) <= 200
-
-
-def journey():
-    (text,) = re.findall(r"## Journey of a step\n(.*?)\n## ", TEXT, re.DOTALL)
-    return text
-
-
-@pytest.mark.parametrize("what", ["Ids become row requests", "A gradient meets its slot"])
-def test_the_journey_says_where(what):
-    assert f"**{what}**" in journey()
-
-
-def test_the_journey_says_where_a_lost_workers_execution_goes():
-    assert "**Where a lost worker's execution goes.**" in journey()
 
 
 def test_the_table_of_an_update_rule_has_its_members():

@@ -262,17 +262,6 @@ def test_any_other_initializer_makes_the_whole_value_and_is_sliced(name, layout)
     assert not make_rows.is_exact_by_rows
 
 
-def test_stft_is_sliced():
-    initializer = keras.initializers.STFT(window=None)
-    make_rows = assert_rows_are_those_of_the_whole(
-        initializer,
-        initializer((8, 1, 5), dtype="float32"),
-        [range(3, 8), range(1, 8, 2)],
-        (8, 1, 5),
-    )
-    assert not make_rows.is_exact_by_rows
-
-
 def test_a_subclass_without_a_call_of_its_own_makes_rows():
     initializer = Renamed()
     whole = initializer(SHAPE, dtype="float32")
@@ -310,25 +299,6 @@ def test_a_large_value_that_must_be_made_whole_is_warned_of_once(monkeypatch):
         RowInitializer(keras.initializers.GlorotUniform(), SHAPE, "float64")
 
 
-def test_zeros_may_be_false():
-    make_rows = assert_rows_are_those_of_the_whole(
-        CONSTANT["Zeros"], np.zeros(SHAPE, bool), LAYOUTS["all"], dtype="bool"
-    )
-    assert make_rows.is_exact_by_rows
-
-
-def test_values_from_a_gigabyte_on_are_large():
-    assert initialization.LARGE_VALUE_BYTES == 10**9
-
-
-def test_a_function_of_a_distribution_is_traced_once():
-    initialization._generator.cache_clear()
-    for seed in range(3):
-        for shape in (SHAPE, (10, 2, 2)):
-            RowInitializer(keras.initializers.GlorotNormal(seed), shape, "float32")(range(1, 3))
-    assert initialization._generator.cache_info().misses == 1
-
-
 @pytest.mark.parametrize("rows", [range(-1, 3), range(50, 54), range(0, 60, 2), range(5, 0, -1)])
 def test_rows_that_the_variable_has_not_are_an_error(rows):
     make_rows = RowInitializer(keras.initializers.Zeros(), SHAPE, "float32")
@@ -336,18 +306,6 @@ def test_rows_that_the_variable_has_not_are_an_error(rows):
         ValueError, match=r"Expected: a range within range\(53\).*Received: rows=range"
     ):
         make_rows(rows)
-
-
-def test_an_initializer_that_cannot_be_called_is_an_error():
-    with pytest.raises(
-        TypeError, match=r"`initializer` cannot be called.*Received: initializer='zeros'"
-    ):
-        RowInitializer("zeros", SHAPE, "float32")
-
-
-def test_a_scalar_has_no_rows():
-    with pytest.raises(ValueError, match=r"A scalar has no rows.*Received: shape=\(\)"):
-        RowInitializer(keras.initializers.Zeros(), (), "float32")
 
 
 @pytest.mark.parametrize(
@@ -372,9 +330,3 @@ def test_what_keras_cannot_make_is_the_same_error(initializer):
         initializer(SHAPE, dtype=dtype)
     with pytest.raises(plain.type):
         RowInitializer(initializer, SHAPE, dtype)(range(3))
-
-
-def test_the_repr_says_what_it_is():
-    assert repr(RowInitializer(by_hand, [53, 7], "float32")) == (
-        "<RowInitializer shape=(53, 7) dtype=float32 is_exact_by_rows=False>"
-    )

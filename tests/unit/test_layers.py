@@ -126,7 +126,7 @@ LINES = {
     "worker_driven": 1910,
     "tools": 7670,
     "root": 3410,
-    "tests": 57020,
+    "tests": 52770,
 }
 # A budget that is larger than this above its wing is lowered.
 SPARE_LINES = 100
@@ -309,49 +309,6 @@ def test_only_what_keeps_a_start_fast_is_imported_late():
     assert late_imports(TREES) == set(LATE)
 
 
-@pytest.mark.parametrize(
-    ("module", "source", "finds"),
-    [
-        ("cluster.local.resolver", "from kerasps.variables import Placement", upward),
-        ("errors", "import kerasps.strategy", upward),
-        ("step.phases.push", "def f():\n    from kerasps import training", upward),
-        ("step.rows.groups", "from kerasps.step.phases.pull import PullPhase", against_rooms),
-        ("step.rows.groups", "import kerasps.step.phases.pull", against_rooms),
-        ("step.rows.groups", "from kerasps.step.phases import pull", against_rooms),
-        ("step.running.traced_step", "from kerasps.step import Compute", against_rooms),
-        ("cluster.members.presence", "from kerasps.cluster.local import resolver", against_rooms),
-    ],
-)
-def test_a_wrong_import_is_found(module, source, finds):
-    assert finds(list(imports_of(module, ast.parse(source))))
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import kerasps.step.phases.push",
-        "if TYPE_CHECKING:\n    from kerasps.step.phases.push import a",
-        "def f():\n    from kerasps.step.phases.push import a",
-    ],
-)
-def test_a_circle_is_found(statement):
-    sources = {
-        "step.phases.push": "from kerasps.step.phases.pull import a",
-        "step.phases.pull": statement,
-    }
-    found = [i for module, text in sources.items() for i in imports_of(module, ast.parse(text))]
-    assert set(circle(found)) == set(sources)
-
-
-def test_a_module_that_imports_through_its_door_is_a_circle():
-    sources = {
-        "hooks.__init__": "from kerasps.hooks.table import PATCHES",
-        "hooks.table": "from kerasps.hooks import models",
-    }
-    found = [i for module, text in sources.items() for i in imports_of(module, ast.parse(text))]
-    assert set(circle(found)) == set(sources)
-
-
 def door(wing: str) -> ast.Module:
     return TREES[f"{wing}.__init__"]
 
@@ -507,33 +464,6 @@ def test_a_name_beside_the_package_says_what_the_thing_is(directory):
     assert paths
     found = {str(path): vague_names(ast.parse(path.read_text())) for path in paths}
     assert {path: lines for path, lines in found.items() if lines} == {}
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "own = 1",
-        "for own in shards: pass",
-        "sum(own for own in shards)",
-        "def size(own): pass",
-        "size(own=1)",
-        "key = lambda own: 0",
-        "shard.own = 1",
-        "f'{own}'",
-        "with shard as own: pass",
-        "try: pass\nexcept ValueError as own: pass",
-        "import shard as own",
-        "match shard:\n case [*own]: pass",
-        "match shard:\n case {**own}: pass",
-        "def size():\n nonlocal own",
-    ],
-)
-def test_a_vague_name_is_found(source):
-    assert vague_names(ast.parse(source))
-
-
-def test_the_word_own_and_longer_names_are_fine():
-    assert vague_names(ast.parse("own_shard = 'its own shard'  # its own")) == []
 
 
 def any_parameters(tree: ast.AST) -> list[str]:

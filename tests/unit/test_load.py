@@ -68,13 +68,6 @@ def test_time_between_epochs_does_not_count(clock):
     assert meter.report().seconds == 3.0
 
 
-def test_a_new_start_forgets(clock):
-    meter = counted(clock)
-    meter.start(TRAFFIC)
-    report = meter.report()
-    assert (report.steps, report.seconds, report[0].rows_read_per_second) == (0, 0.0, 0.0)
-
-
 def test_a_report_prints_as_a_table(clock):
     report = counted(clock).report()
     lines = str(report).splitlines()

@@ -43,12 +43,6 @@ def tables_of(rounds):
     return [[table.name for table in of_round.tables] for of_round in rounds]
 
 
-def test_ids_of_the_batch_are_asked_for_in_the_first_round():
-    users, items = table(name="users"), table(name="items")
-    rounds, _ = plan([users, items], lambda inputs: [[inputs.batch % 3], [inputs.batch + 1]])
-    assert tables_of(rounds) == [["users", "items"]]
-
-
 def test_ids_that_follow_from_rows_of_another_table_are_found_a_round_later():
     tables = [table(name=name) for name in ("friends", "users", "items", "friends_of_friends")]
 
@@ -65,22 +59,6 @@ def test_ids_that_follow_from_rows_of_another_table_are_found_a_round_later():
     assert tables_of(rounds) == [["users", "items"], ["friends"], ["friends_of_friends"]]
 
 
-def test_ids_that_follow_from_a_dense_variable_wait_for_the_first_round_trip():
-    offset = local_variable(np.float32(1.0), name="offset")
-    rounds, _ = plan(
-        [table()],
-        lambda inputs: [[inputs.batch + tf.cast(inputs.pulled[0], tf.int64)]],
-        pulled=[offset],
-    )
-    assert tables_of(rounds) == [[], ["table"]]
-
-
-def test_without_tables_there_is_one_round_that_asks_for_none():
-    rounds, _ = plan([], lambda inputs: [])
-    assert tables_of(rounds) == [[]]
-    assert rounds[0].requests({}, {}) == []
-
-
 def test_a_table_whose_ids_follow_from_its_own_rows_is_read_whole():
     users, chain = table(name="users"), table(name="chain")
     answer, _ = plan(
@@ -90,19 +68,6 @@ def test_a_table_whose_ids_follow_from_its_own_rows_is_read_whole():
     assert isinstance(answer, MustReadWhole)
     assert list(answer.reasons) == [chain]
     assert answer.reasons[chain] == "its ids depend on rows of the same table"
-
-
-def test_a_table_whose_ids_are_drawn_at_random_is_read_whole():
-    users, random = table(name="users"), table(name="random")
-
-    def ids(inputs):
-        drawn = tf.random.uniform(tf.shape(inputs.batch), maxval=10, dtype=tf.int64)
-        return [[inputs.batch], [drawn]]
-
-    answer, _ = plan([users, random], ids)
-    assert isinstance(answer, MustReadWhole)
-    assert list(answer.reasons) == [random]
-    assert "drawn at random by RandomUniformInt" in answer.reasons[random]
 
 
 def group_of(heights, num_shards, layout):
@@ -167,51 +132,6 @@ def test_a_request_asks_for_each_row_once_and_every_look_up_finds_its_rows(
             np.testing.assert_array_equal(values, whole[i.ravel()])
 
 
-@pytest.mark.parametrize("layout", ["mod", "div"])
-@pytest.mark.parametrize("num_shards", [1, 3])
-@pytest.mark.parametrize("heights", [(9,), (9, 6)])
-def test_gradients_go_to_the_shards_whose_rows_they_are_of(layout, num_shards, heights):
-    group = group_of(heights, num_shards, layout)
-    ids = [[[8, 0, 3, 3, 5]], [[5, 1]]][: len(heights)]
-    request = RowRequest(group, ask(group, look_ups(ids)))
-    rows = request.split(pulled(request))
-    for shard in group.shards:
-        places = np.split(request.ids_in(shard), np.cumsum(request.counts_in(shard))[:-1])
-        expected = [part.storage.numpy()[i] for part, i in zip(shard.shards, places, strict=True)]
-        np.testing.assert_array_equal(
-            np.concatenate(request.rows_in(shard, rows)), np.concatenate(expected)
-        )
-
-
-@pytest.mark.parametrize("numbers", [[[0, 1], [0]], [[1, 0], [0]], [[1], [0]], [[0, 0, 1], [0]]])
-@pytest.mark.parametrize("heights", [(9,), (9, 6)])
-def test_gradients_of_look_ups_are_summed_row_by_row(heights, numbers):
-    group, numbers = group_of(heights, 1, "mod"), numbers[: len(heights)]
-    ids = [[[8, 0, 3], [3, 3, 5]], [[5, 1]]][: len(heights)]
-    request = RowRequest(group, ask(group, look_ups(ids)))
-    generator = np.random.default_rng(0)
-    addends, expected = [], [np.zeros((rows, 2), "float32") for rows in heights]
-    for known, lookups, whole in zip(numbers, ids, expected, strict=True):
-        values = [generator.random((len(lookups[number]), 2), "float32") for number in known]
-        for number, value in zip(known, values, strict=True):
-            np.add.at(whole, lookups[number], value)
-        addends.append((known, [tf.constant(value) for value in values]))
-    of_tables = request.split(request.sum(addends))
-    for rows, lookups, whole in zip(of_tables, ids, expected, strict=True):
-        different = list(dict.fromkeys(i for lookup in lookups for i in lookup))
-        np.testing.assert_allclose(rows, whole[different], rtol=1e-6)
-
-
-def test_a_request_for_no_rows_of_any_table_asks_for_none():
-    group = group_of((5, 11), 2, "mod")
-    nothing = tf.zeros([0], tf.int32)
-    wanted = look_ups([[nothing], [nothing, nothing]], from_end=True)
-    request = RowRequest(group, ask(group, wanted))
-    joined = pulled(request)
-    assert [len(rows) for rows in request.split(joined)] == [0, 0]
-    assert [[len(found) for found in lookups] for lookups in request.find(joined)] == [[0], [0, 0]]
-
-
 @pytest.mark.parametrize("heights", [(10,), (10, 4)])
 @pytest.mark.parametrize(
     ("bad", "from_end"), [(10, False), (-1, False), (2**40, False), (10, True), (-11, True)]
@@ -243,20 +163,3 @@ def test_a_row_space_of_more_rows_than_32_bits_count():
     request = ask(group, look_ups([[[last, 5]], [[-1, 7, last]]], from_end=True))
     np.testing.assert_array_equal(request.ids[0], [last, 5, last, 7])
     np.testing.assert_array_equal(request.positions[1][0], [0, 1, 0])
-
-
-def test_a_round_finds_the_ids_that_the_step_will_look_up():
-    users, friends = table(name="users"), table(name="friends")
-    rounds, names = plan(
-        [users, friends],
-        lambda inputs: [[inputs.batch * 2 + 1], [next_ids(inputs.tables[0].rows)]],
-    )
-    batch = tf.constant([1, 0, 1], tf.int64)
-    known = {names.batch[0]: batch}
-    (request,) = rounds[0].requests({}, known)
-    assert request.group.tables == (users,)
-    np.testing.assert_array_equal(request.ids_in(request.group.shards[0]), [3, 1])
-    known[names.tables[users][0]] = tf.constant([[6.0, 7.0], [2.0, 3.0]])
-    (request,) = rounds[1].requests({}, known)
-    assert request.group.tables == (friends,)
-    np.testing.assert_array_equal(request.ids_in(request.group.shards[0]), [6, 2])

@@ -263,57 +263,7 @@ def test_sums_go_on_where_those_of_float32_stand_still():
     assert Calibration(dtype="float32").variables[0].dtype == "float32"
 
 
-@EACH
-def test_states_of_parts_add_up(make):
-    """As kerasps merges workers: each begins at zeros, and each variable is added."""
-    data = examples()
-    data[2][:] = np.random.default_rng(3).random(600) + 0.1  # weights that have many digits
-    whole, parts = make(), [make(), make(), make()]
-    for number, batch in enumerate(batches(*data)):
-        update(whole, *batch)
-        update(parts[number % 3], *batch)
-    merged = make()
-    for target, *states in zip(merged.variables, *(p.variables for p in parts), strict=True):
-        assert not target.numpy().any()
-        target.assign(sum(state.numpy() for state in states))
-    assert float(merged.result()) == float(whole.result())
-
-
 # Keras
-
-
-class Ranker(keras.Model):
-    """Knows the user of each example; so it can give `GroupedAUC` groups."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.table = keras.layers.Embedding(NUM_GROUPS, 4)
-        self.dense = keras.layers.Dense(1, activation="sigmoid")
-        self.grouped_auc = GroupedAUC(NUM_GROUPS)
-
-    def call(self, x):
-        return self.dense(keras.ops.concatenate([self.table(x["user"]), x["score"]], -1))
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        self.grouped_auc.update_state(y, y_pred, sample_weight, groups=x["user"])
-        return super().compute_metrics(x, y, y_pred, sample_weight)
-
-
-def test_compute_metrics_of_a_model_gives_groups():
-    labels, predictions, _, groups = examples()
-    # With a weight near zero, all predictions would be in a few buckets.
-    keras.utils.set_random_seed(3)
-    model = Ranker()
-    model.compile("adam", "binary_crossentropy", metrics=[NormalizedEntropy(), Calibration()])
-    x = {"user": groups, "score": predictions[:, None]}
-    history = model.fit(x, labels, epochs=2, batch_size=50, verbose=0).history
-    assert set(history) == {"loss", "grouped_auc", "normalized_entropy", "calibration"}
-    logs = model.evaluate(x, labels, batch_size=50, verbose=0, return_dict=True)
-    predicted = model.predict(x, verbose=0)[:, 0]
-    assert logs["normalized_entropy"] == pytest.approx(expected_entropy(labels, predicted), 1e-5)
-    assert logs["calibration"] == pytest.approx(expected_calibration(labels, predicted), 1e-5)
-    expected = expected_grouped_auc(labels, predicted, groups)
-    assert logs["grouped_auc"] == pytest.approx(expected, abs=5e-3)  # ties within a bucket
 
 
 def test_a_model_that_was_compiled_with_them_is_saved_and_loaded(tmp_path):

@@ -23,7 +23,6 @@ from rich.console import Console
 
 import kerasps
 from kerasps.runtime.addresses import split_address
-from kerasps.step.tracing.traffic import StepTraffic, TableSize, TableTraffic, TrafficMeter
 from kerasps.tools.cli import main as cli
 from kerasps.tools.cli.live.top_view import view
 from kerasps.tools.monitoring import sockets
@@ -40,8 +39,7 @@ from kerasps.tools.monitoring.status import (
     described,
     status_of,
 )
-from kerasps.tools.monitoring.usage import Listeners, UsageMeter
-from kerasps.training.contract.run_meter import Rate, RunMeter
+from kerasps.training.contract.run_meter import Rate
 from kerasps.training.epoch.admission import Bounded
 from kerasps.training.epoch.epoch_events import (
     EpochBegan,
@@ -132,53 +130,6 @@ def test_a_rate_is_of_the_last_ten_seconds():
     assert Rate(100.0, 7).per_second(100.0, 7) == 0.0
 
 
-class Loop:
-    """A dispatcher that knows nobody."""
-
-    def activities(self):
-        return {}
-
-
-def test_a_run_meter_counts_each_fit_and_all():
-    meter, ended = RunMeter(), []
-    meter.when_fit_ends(lambda: ended.append("none runs"))
-    with meter.fit(), meter.loop("train", 0, Loop()):
-        meter.add(1, 3)
-        meter.add(0, 2)
-        assert (meter.mode, meter.epoch, meter.is_fitting) == ("train", 0, True)
-
-    def failing_fit():
-        with meter.fit():
-            meter.when_fit_ends(lambda: ended.append("second"))
-            with meter.loop("train", 4, Loop()):
-                meter.add(1, 5)
-            with meter.loop("test", 0, Loop()):
-                assert (meter.mode, meter.epoch) == ("test", 4)
-                raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        failing_fit()
-    assert ended == ["second"]
-    assert (meter.mode, meter.epoch, meter.is_fitting) == ("", None, False)
-    assert meter.steps() == {0: (0, 2), 1: (5, 8)}
-    assert meter.total == 10
-
-
-def test_totals_of_traffic_go_on_when_a_report_begins_anew():
-    table = [TableTraffic(0, "users", 8, True, 8, 100), TableTraffic(1, "users", 8, False, 8, 50)]
-    meter = TrafficMeter(2)
-    meter.start(StepTraffic({0: 40}, {1: 10}, table))
-    meter.add(2, [np.array([3, 4])])
-    meter.start(StepTraffic({}, {}, [TableTraffic(1, "movies", 4, True, 4, 10)]))
-    meter.add(1, [np.array([5])])
-    first, second = meter.moved()
-    assert (first.rows_read, first.bytes_read, first.bytes_written) == (3, 3 * 8 + 2 * 40, 24)
-    assert (second.rows_read, second.bytes_read, second.rows_written) == (9, 4 * 8 + 20, 5)
-    assert second.bytes_written == 2 * 10 + 20
-    assert meter.rows_read() == {"users": (0, 7), "movies": (5, 5)}
-    assert meter.table_sizes() == {"movies": TableSize(10, 40)}
-
-
 def test_who_waits_for_what():
     state = EpochState(4, lost=[3], executions_ahead=1, collect_interval=1.0, admission=Bounded(1))
     state.handle(PassBegan(3))
@@ -197,28 +148,6 @@ def test_who_waits_for_what():
     assert activities()[:3] == [(0, "coordinator")] * 2 + [(0, "data")]
     state.handle(StepsAsked(Execution(1, None)))
     assert sorted(activities(is_queued=True)[:2]) == [(0, "workers"), (1, "")]
-
-
-def test_the_usage_of_this_process_is_read():
-    meter = UsageMeter()
-    usage = meter.read(os.getpid())
-    assert usage.memory_bytes > 1e7
-    assert usage.cpu_seconds > 0
-    assert 0 <= usage.cpu < 2 * os.cpu_count()
-    assert meter.read(2**22 + 1) is None
-
-
-def test_a_process_is_found_by_where_it_listens():
-    listeners = Listeners()
-    with socket.socket() as first, socket.socket(socket.AF_INET6) as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("::ffff:127.0.0.1", 0))
-        first.listen()
-        second.listen()
-        addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (first, second)]
-        assert listeners.pids(addresses) == dict.fromkeys(addresses, os.getpid())
-        assert listeners.pids(["no.such.host:1", "192.0.2.1:1"]).keys() == {*addresses}
-    assert listeners.pids(addresses) == {}
 
 
 # Sockets

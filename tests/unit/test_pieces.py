@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from kerasps.variables.rows import chunks as pieces_module
-from kerasps.variables.rows.chunks import StoredRows, chunks_of, num_bytes, read_rows, write_rows
+from kerasps.variables.rows.chunks import StoredRows, chunks_of, read_rows, write_rows
 from kerasps.variables.rows.sharding import LAYOUTS, ShardedStorage
 
 VALUE = np.arange(23 * 4, dtype="float32").reshape(23, 4)
@@ -44,10 +44,6 @@ def test_pieces_are_all_rows_in_order_and_no_larger_than_asked(storage, piece_by
     assert all(len(rows) for rows in ranges)
 
 
-def test_there_is_a_piece_for_each_shard():
-    assert len(chunks_of(storage_of(VALUE, 5, "mod"))) == 5
-
-
 @pytest.mark.parametrize("rows", [range(0, 23), range(0, 1), range(22, 23), range(4, 17)], ids=str)
 def test_rows_are_read_in_the_order_of_the_whole(storage, rows):
     np.testing.assert_array_equal(read_rows(storage, rows, None), VALUE[rows.start : rows.stop])
@@ -61,13 +57,6 @@ def test_rows_are_written_and_others_are_not(storage, rows):
     np.testing.assert_array_equal(storage.numpy(), expected)
 
 
-def test_reading_does_not_ask_for_the_whole_variable_after_an_update_by_rows():
-    variable = tf.Variable(VALUE)
-    variable.scatter_update(tf.IndexedSlices(tf.zeros([1, 4]), tf.constant([3])))
-    assert not read_rows(variable, range(3, 4), None).numpy().any()
-    assert num_bytes(variable) == 23 * 16
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bool", "float16", "bfloat16"])
 def test_an_array_in_a_file_is_read_by_slices_or_whole(tmp_path, dtype):
     dtype = tf.as_dtype(dtype).as_numpy_dtype
@@ -78,10 +67,3 @@ def test_an_array_in_a_file_is_read_by_slices_or_whole(tmp_path, dtype):
         np.testing.assert_array_equal(stored[3:7], value[3:7])
         np.testing.assert_array_equal(np.asarray(stored), value)
         assert tf.convert_to_tensor(stored).dtype == tf.as_dtype(dtype)
-
-
-def test_an_array_in_a_file_can_be_computed_with(tmp_path):
-    with h5py.File(tmp_path / "file.h5", "w") as file:
-        stored = StoredRows(file.create_dataset("entry", data=VALUE), "float32")
-        np.testing.assert_array_equal(1 + stored * 2, 1 + VALUE * 2)
-        np.testing.assert_array_equal(np.sqrt(stored), np.sqrt(VALUE))

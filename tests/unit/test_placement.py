@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 
 import numpy as np
 import pytest
 
 import kerasps
-from kerasps.runtime.devices import ps_device, ps_index
 from kerasps.variables.placing.placement import RUN_BYTES, SMALL_BYTES, PlacementLedger
 
 LARGE = SMALL_BYTES + 1
@@ -116,10 +114,6 @@ def test_shards_go_to_different_ps_the_lightest_first(num_shards, expected):
     assert ledger_of(*held, num_ps=3).spread(num_shards) == expected
 
 
-def test_a_device_and_its_index_belong_together():
-    assert [ps_index(ps_device(index)) for index in (0, 7)] == [0, 7]
-
-
 def test_a_variable_counts_until_it_is_collected():
     small, large = RemoteVariable(0, (1,)), RemoteVariable(0, (1000,))
     ledger = ledger_of(small, large)
@@ -133,31 +127,3 @@ def test_a_variable_counts_until_it_is_collected():
 def test_what_is_on_the_coordinator_does_not_count(device):
     variable = RemoteVariable(0, (5,), device=device)
     assert ledger_of(variable).placement().num_bytes == 0
-
-
-def test_a_placement_prints_as_a_table():
-    placement = ledger_of(
-        *(held := [RemoteVariable(0, (750,)), RemoteVariable(1, (250,))])
-    ).placement()
-    assert len(held) == 2
-    assert str(placement).splitlines() == [
-        "ps  variables  bytes  share  device",
-        " 0          1  3,000  75.0%  /job:ps/replica:0/task:0/device:CPU:0",
-        " 1          1  1,000  25.0%  /job:ps/replica:0/task:1/device:CPU:0",
-    ]
-    assert repr(placement) == "<Placement of 2 variables, 4,000 bytes on 2 ps>"
-
-
-def test_an_empty_cluster_prints_too():
-    assert str(ledger_of(num_ps=1).placement()).splitlines()[1].split()[:4] == [
-        "0",
-        "0",
-        "0",
-        "0.0%",
-    ]
-
-
-def test_a_task_placement_does_not_change():
-    task = ledger_of().placement()[0]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        task.num_bytes = 1

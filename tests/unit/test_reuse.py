@@ -21,14 +21,6 @@ def test_names_are_given_again_in_the_order_in_which_they_were_given_first():
     assert names.claim("a") not in [*first, other]
 
 
-def test_a_name_is_given_again_for_the_same_kind_alone():
-    names = Names()
-    first = names.claim("a")
-    names.give_back("a", first)
-    assert names.claim("b") != first
-    assert names.claim("a") == first
-
-
 def test_names_that_were_retired_are_not_given_again():
     names = Names()
     free, taken = names.claim("a"), names.claim("a")

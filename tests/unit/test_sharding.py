@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.variables.rows.sharding import LAYOUTS, InBlocks, ShardedStorage, shards_of
+from kerasps.variables.rows.sharding import LAYOUTS, InBlocks
 
 SHARDINGS = [
     LAYOUTS[layout](num_rows, num_shards)
@@ -22,12 +22,6 @@ def name_of(sharding):
 @pytest.fixture(params=SHARDINGS, ids=name_of)
 def sharding(request):
     return request.param
-
-
-def storage_of(value, num_shards, layout):
-    sharding = LAYOUTS[layout](len(value), num_shards)
-    shards = [tf.Variable(sharding.rows_in(value, shard)) for shard in range(num_shards)]
-    return ShardedStorage(shards, sharding, "table")
 
 
 def test_every_row_is_in_one_shard_and_shards_differ_by_one_row_at_most(sharding):
@@ -67,42 +61,3 @@ def test_div_is_tensorflows_own_division():
 def test_ids_of_64_bits_are_not_cut():
     shard, place = InBlocks(2**40, 2).locate(tf.constant([2**39 + 5], tf.int64))
     assert (int(shard[0]), int(place[0])) == (1, 5)
-
-
-@pytest.mark.parametrize("layout", ["mod", "div"])
-def test_a_storage_reads_and_takes_whole_values(layout):
-    value = np.arange(21, dtype="float32").reshape(7, 3)
-    storage = storage_of(value, 3, layout)
-    np.testing.assert_array_equal(storage.numpy(), value)
-    np.testing.assert_array_equal(storage + 1, value + 1)
-    np.testing.assert_array_equal(storage[2], value[2])
-    storage.assign(2 * value).assign_add(value).assign_sub(np.ones_like(value))
-    np.testing.assert_array_equal(storage.numpy(), 3 * value - 1)
-    assert (storage.shape, storage.dtype, storage.trainable) == (
-        tf.TensorShape([7, 3]),
-        tf.float32,
-        True,
-    )
-
-
-@pytest.mark.parametrize("layout", ["mod", "div"])
-@pytest.mark.parametrize("ids", [[0], [6, 0, 6], [[1, 2], [3, 3]], np.zeros([0], "int64")])
-def test_a_storage_reads_rows(layout, ids):
-    value = np.arange(21, dtype="float32").reshape(7, 3)
-    np.testing.assert_array_equal(
-        tf.gather(storage_of(value, 3, layout), tf.constant(ids)), value[np.asarray(ids)]
-    )
-
-
-def test_a_value_of_another_shape_is_refused_by_name():
-    storage = storage_of(np.zeros([7, 3], "float32"), 2, "mod")
-    with pytest.raises(
-        ValueError, match=r"Expected: \(7, 3\) for variable 'table'. Received: \(6, 3\)"
-    ):
-        storage.assign(np.zeros([6, 3], "float32"))
-
-
-def test_shards_of_a_whole_variable_are_itself():
-    variable = tf.Variable([1.0])
-    assert shards_of(variable) == (variable,)
-    assert len(shards_of(storage_of(np.zeros([4], "float32"), 2, "div"))) == 2

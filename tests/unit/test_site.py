@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from pathlib import Path
 
@@ -16,7 +15,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 DOCS = CHECKOUT / "docs"
 INDEX = (DOCS / "index.md").read_text("utf-8")
 NAV = yaml.safe_load((CHECKOUT / "mkdocs.yml").read_text("utf-8"))["nav"]
-PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 
 
 def paths(nav):
@@ -27,17 +25,6 @@ def paths(nav):
             continue
         ((_, value),) = entry.items()
         yield from paths(value) if isinstance(value, list) else [value]
-
-
-def test_there_are_four_groups():
-    assert [group for entry in NAV for group in entry] == ["Start", "Guides", "How it works", "API"]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_in_one_group(page):
-    """Give it a line in `mkdocs.yml`."""
-    found = [path for path in paths(NAV) if page == path or fnmatch.fnmatch(page, f"{path}*")]
-    assert len(found) == 1, f"docs/{page} is not in one group of `nav` in mkdocs.yml: {found}"
 
 
 GUIDES = [*paths(next(entry["Guides"] for entry in NAV if "Guides" in entry))]

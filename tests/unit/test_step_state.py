@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from kerasps.step.records.packing import Packing
-from kerasps.step.tracing.state import Header, StepState, Ticket, WorkerVariables
+from kerasps.step.tracing.state import StepState, Ticket, WorkerVariables
 from kerasps.variables.keras.joins import Join
 
 SPECS = StepState(
@@ -34,29 +34,6 @@ def assert_state(actual, expected):
     tf.nest.map_structure(np.testing.assert_array_equal, actual, expected)
 
 
-@pytest.mark.parametrize("num_seeds", [0, 1, 3])
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_a_header_arrives_as_it_was_sent(num_seeds, in_graph):
-    seeds = [np.array([2**40 + i, -(i + 1)], np.int64) for i in range(num_seeds)]
-    sent = Header(2**33, seeds)
-    assert tf.TensorSpec.from_tensor(tf.constant(sent.to_bytes())) == Header.spec()
-    read = tf.function(Header.from_tensor) if in_graph else Header.from_tensor
-    received = read(tf.constant(sent.to_bytes()), num_seeds)
-    assert isinstance(received, Header)
-    assert received.first_step == 2**33
-    assert [[int(n) for n in seed] for seed in received.seeds] == [list(seed) for seed in seeds]
-
-
-def test_the_state_travels_as_one_tensor_and_is_added_up_on_the_way():
-    packing = Packing(SPECS)
-    (flat,) = packing.pack(state(1).followed_by(state(3, scale=0.5), SUMS))
-    back = packing.unpack_numpy([flat.numpy()])
-    assert int(back.steps) == 4
-    np.testing.assert_array_equal(back.metrics[1], [1.5, 3.0, 4.5])
-    np.testing.assert_array_equal(back.rows[0], [0, 4, 8, 12])
-    assert back.logs == [5.0]  # of the later steps alone
-
-
 @pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.bool])
 def test_maxima_and_minima_are_joined_on_the_way(dtype):
     spec = tf.TensorSpec([2], dtype)
@@ -74,14 +51,6 @@ def test_maxima_and_minima_are_joined_on_the_way(dtype):
     nothing = packing.unpack(variables.collect(handles))
     for join, state, start in zip(joins, collected.metrics, nothing.metrics, strict=True):
         np.testing.assert_array_equal(join.arrays(start.numpy(), state.numpy()), state)
-
-
-def test_no_steps_before_or_after_change_nothing_but_the_logs():
-    zeros = SPECS.start(SUMS)
-    assert_state(zeros.followed_by(state(2), SUMS), state(2))
-    after = state(2).followed_by(zeros, SUMS)
-    assert after.logs[0] == 0.0
-    assert_state(after._replace(logs=state(2).logs), state(2))
 
 
 def test_totals_stay_on_the_worker_until_they_are_collected():

@@ -115,10 +115,6 @@ def test_data_that_came_before_the_values_did_not_hold_the_step_up():
     assert shares["pull"] == pytest.approx(25 / 60)
 
 
-def test_without_a_step_there_is_no_sentence():
-    assert find_limits([]).sentence == ""
-
-
 def recorded(ahead_ms=0.0, ps_ahead_ms=0.0):
     """A worker that asks a ps, which takes 2 ms to answer; either way takes 1 ms."""
     ms = 1e6
@@ -159,11 +155,6 @@ def test_clocks_are_moved_to_where_messages_arrive_after_they_are_sent(
     for sender, receiver in ((worker, ps), (ps, worker)):
         pairs = zip(sender.operations, receiver.waits, strict=True)
         assert all(sent.begin < received.end for sent, received in pairs)
-
-
-def test_a_clock_of_which_nothing_is_known_stays_as_it_is():
-    events = {("ps", 0): TaskEvents(), ("worker", 0): TaskEvents()}
-    assert aligned(events, {})[1] == {("ps", 0): 0, ("worker", 0): 0}
 
 
 def operation(name, begin, end, kind="Op", execution=7):

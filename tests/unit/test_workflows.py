@@ -8,11 +8,9 @@ import itertools
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import tomllib
 import types
-from pathlib import Path
 
 import pytest
 import yaml
@@ -32,17 +30,8 @@ JOBS = {
 }
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", str(PROJECT["classifiers"]))
-# Beside reading the repository, which the workflow allows all of its jobs.
-WRITING = {
-    "nightly-report": {"actions": "read", "issues": "write"},
-    "release-publish": {"id-token": "write"},
-    "release-github": {"contents": "write"},
-    "site-publish": {"id-token": "write", "pages": "write"},
-}
 # What a command line may begin with, on a machine of GitHub's.
 PROGRAMS = {"docker", "gh", "python", "tox"}
-# `tox -e lint` asks for the commit. Dependabot keeps both parts.
-PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 NOTES = runpy.run_path(str(CHECKOUT / ".ci" / "release_notes.py"))
 
 
@@ -79,10 +68,6 @@ def commands_of(job):
 each_job = pytest.mark.parametrize("name", JOBS)
 
 
-def test_environments_with_factors_are_written_out():
-    assert {"package", "package-py311", "package-py313", "lint", "py"} <= environments()
-
-
 @each_job
 def test_a_job_runs_what_there_is(name):
     for command in commands_of(JOBS[name]):
@@ -104,37 +89,6 @@ def test_a_job_ends(name):
         return
     assert 0 < job["timeout-minutes"] <= 180
     assert job["runs-on"] == "ubuntu-latest"
-
-
-def actions_in(text):
-    """The actions that a workflow uses, each with the comment after it."""
-    used = re.findall(r"^ *(?:- )?uses: (.+)$", text, re.MULTILINE)
-    return [action for action in used if not action.startswith("./")]
-
-
-@pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_workflow_says_the_version_of_each_action(name):
-    used = actions_in((CHECKOUT / ".github" / "workflows" / f"{name}.yml").read_text())
-    assert used
-    assert [action for action in used if not PINNED.fullmatch(action)] == []
-
-
-def test_an_action_has_one_version_in_all_workflows():
-    paths = (CHECKOUT / ".github" / "workflows").glob("*.yml")
-    used = {action for path in paths for action in actions_in(path.read_text())}
-    assert len({action.partition("@")[0] for action in used}) == len(used)
-
-
-@pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_workflow_may_read_and_no_more(name):
-    assert WORKFLOWS[name]["permissions"] == {"contents": "read"}
-    text = (CHECKOUT / ".github" / "workflows" / f"{name}.yml").read_text()
-    assert "secrets." not in text
-
-
-@each_job
-def test_a_job_may_write_what_it_makes_alone(name):
-    assert JOBS[name].get("permissions") == WRITING.get(name)
 
 
 @pytest.mark.parametrize("name", ["tests-fast", "tests-package", "release-package", "image-image"])
@@ -260,18 +214,6 @@ def test_a_tag_is_the_version():
 
 
 # The package
-
-
-def test_the_source_distribution_is_told_of_everything_at_the_top():
-    """`tox -e package` compares it file by file with what is committed."""
-    if not (CHECKOUT / ".git").exists():
-        pytest.skip("not a checkout: what is committed is not known")
-    # The checkout may be another user's, as one that is mounted in a container is.
-    command = ["git", "-c", "safe.directory=*", "-C", str(CHECKOUT), "ls-files"]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    by_itself = {"LICENSE", "MANIFEST.in", "README.md", "kerasps", "pyproject.toml", "setup.py"}
-    told = set((CHECKOUT / "MANIFEST.in").read_text().split())
-    assert {Path(name).parts[0] for name in listed} - by_itself <= told
 
 
 def test_classifiers_begin_at_the_python_that_is_required():

@@ -174,25 +174,6 @@ def test_one_worker_equals_a_plain_loop(strategy, sharded, name, kind, num_shard
     assert_same(plain, train_scheduled(strategy, OPTIMIZERS[name], kind))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"clipnorm": 0.05}, marks=pytest.mark.matrix),
-        {"global_clipnorm": 0.05},
-        pytest.param({"gradient_accumulation_steps": 4}, marks=pytest.mark.matrix),
-        pytest.param({"use_ema": True, "weight_decay": 0.01}, marks=pytest.mark.matrix),
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_options_equal_a_plain_loop(strategy, sharded, options):
-    sharded(2, min_bytes=0)
-
-    def make():
-        return keras.optimizers.Adam(0.01, **options)
-
-    assert_same(train_plainly(make), train_scheduled(strategy, make, as_documented))
-
-
 def test_what_a_function_returns_comes_back_as_it_is(strategy):
     @tf.function
     def function(ids):

@@ -392,22 +392,6 @@ def test_jit_compile_with_loss_scaling_equals_plain_keras(strategy):
     assert_equal(*train_both(strategy, make, regression_data()), relative=1e-4)
 
 
-def test_changing_the_learning_rate_between_epochs_equals_plain_keras(strategy):
-    callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
-    plain, ours = train_both(
-        strategy,
-        lambda: sequential(LAYERS["dense"]),
-        regression_data(),
-        steps=10,
-        epochs=3,
-        callbacks=[callback],
-    )
-    assert_equal(plain, ours)
-    np.testing.assert_allclose(
-        ours.history.history["learning_rate"], plain.history.history["learning_rate"]
-    )
-
-
 def test_recompiling_and_freezing_equals_plain_keras(strategy):
     def make_and_freeze(model):
         model.layers[0].trainable = False

@@ -45,30 +45,6 @@ def test_fit_with_validation_under_a_default_strategy(default_strategy):
     )
 
 
-def test_swapped_averages_are_what_validation_sees(default_strategy):
-    x, y = regression_data()
-
-    def train():
-        keras.utils.set_random_seed(7)
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), "mse")
-        callbacks = [keras.callbacks.SwapEMAWeights()]
-        return model.fit(
-            x,
-            y,
-            batch_size=16,
-            epochs=3,
-            callbacks=callbacks,
-            validation_data=(x, y),
-            shuffle=False,
-            verbose=0,
-        ).history
-
-    ours = train()
-    tf.distribute.experimental_set_strategy(None)
-    np.testing.assert_allclose(ours["val_loss"], train()["val_loss"], rtol=1e-4)
-
-
 def test_a_cleared_session_leaves_the_scope_as_it_was(strategy):
     # As a tuner does before each trial, while its caller is in the scope.
     with strategy.scope():

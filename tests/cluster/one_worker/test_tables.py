@@ -85,19 +85,6 @@ def test_lazy_update_equals_its_reference(strategy, sharded, optimizer, num_shar
     assert_equal(plain, ours)
 
 
-@pytest.mark.parametrize("steps_per_execution", with_matrix([7, 23], at_length=[7]))
-def test_steps_per_execution_equal_plain_keras(strategy, sharded, steps_per_execution):
-    sharded(2)
-    assert_identical(
-        *train_both(
-            strategy,
-            lambda: one_table("adagrad", steps_per_execution),
-            id_data(),
-            sum_repeated_ids=True,
-        )
-    )
-
-
 def several_tables(optimizer):
     users, items = (
         keras.Input((2,), dtype="int32", name="users"),
@@ -572,24 +559,6 @@ def test_muon_treats_the_rows_of_a_table_in_shards_alone(strategy, sharded, name
     sharded(3)
     plain, ours = train_both(strategy, COUPLED[name], id_data(), sum_repeated_ids=True)
     assert is_table(ours, ours.get_layer("table").embeddings)
-    assert_equal(plain, ours)
-
-
-class NormalizedSGD(keras.optimizers.SGD):
-    """Couples rows, and its slots, if any, do not tell."""
-
-    def update_step(self, gradient, variable, learning_rate):
-        super().update_step(gradient / (keras.ops.norm(gradient) + 0.1), variable, learning_rate)
-
-
-def test_an_optimizer_of_ones_own_is_looked_into(strategy):
-    plain, ours = train_both(
-        strategy,
-        lambda: one_table(NormalizedSGD(0.02, momentum=0.9)),
-        id_data(),
-        sum_repeated_ids=True,
-        steps=30,
-    )
     assert_equal(plain, ours)
 
 

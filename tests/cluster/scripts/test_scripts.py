@@ -14,19 +14,13 @@ import pytest
 
 from support import scripts
 from support.compare import MAX_ATTEMPTS
-from support.matrix import with_matrix
 
 NAMES = sorted(path.stem for path in scripts.PLAIN.glob("*.py"))
 
 # With their variables of 256 bytes or more in two shards.
 SHARDED = {
-    "autoencoder",
-    "csv_files",
     "feature_space",
     "image_classification",
-    "made_outside",
-    "saving_and_cloning",
-    "structured_data",
     "timeseries",
     "transfer_learning",
     "two_towers",
@@ -35,15 +29,8 @@ SHARDED = {
 # What kerasps says, and plain Keras has no reason to.
 EXPECTED_WARNINGS = {"metric_learning": {"x, of type AnchorPositivePairs, lives in"}}
 
-# Others are of the same kind, such as `two_towers`, `gan` and `transformer`; there are examples; or
-# tests of `one_worker` have what is special in them.
-AT_LENGTH = [
-    *("autoencoder", "compiled_outside", "csv_files", "distillation", "hyperparameter_search"),
-    *("saving_and_cloning", "streamed_text", "structured_data"),
-]
 
-
-@pytest.mark.parametrize("name", with_matrix(NAMES, at_length=AT_LENGTH))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_script_gives_what_it_gives_in_plain_keras(name, cluster, tmp_path):
     source = (scripts.PLAIN / f"{name}.py").read_text()
     plain = scripts.run(source, tmp_path / "plain")

@@ -206,14 +206,6 @@ def test_a_profiler_that_is_in_use_is_said_to_be(strategy, tmp_path):
     assert "chief 0 is missing: " in str(trace.report)
 
 
-def test_a_directory_that_cannot_be_written_costs_no_training(strategy, tmp_path):
-    (tmp_path / "file").touch()
-    trace = Trace(tmp_path / "file", first_step=0, num_steps=5)
-    with pytest.warns(UserWarning, match="The trace was not written"):
-        history = table_model(strategy).fit(DATA, steps_per_epoch=40, verbose=0, callbacks=[trace])
-    assert len(history.history["loss"]) == 1
-
-
 def test_a_trace_does_not_shorten_executions(strategy, tmp_path, monkeypatch):
     """It is told of batches now and then, as the progress bar is."""
     sent_sizes(monkeypatch)
