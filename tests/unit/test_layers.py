@@ -117,7 +117,7 @@ LINES = {
     "dynamic": 6090,
     "layers": 2150,
     "inputs": 2460,
-    "step": 12210,
+    "step": 12020,
     "training": 7130,
     "saving": 3570,
     "hooks": 1450,
