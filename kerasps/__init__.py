@@ -225,7 +225,7 @@ if not TYPE_CHECKING:
             if error is None:
                 raise
             raise error from exc
-        if name in ("callbacks", "layers", "metrics", "serving"):
+        if _MODULES.get(name) == name:
             return module
         value = getattr(module, name)
         if not isinstance(value, str):
